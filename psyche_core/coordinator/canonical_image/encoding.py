@@ -12,10 +12,11 @@ import re
 from itertools import pairwise
 
 from psyche_core.coordinator.canonical_image.kinds import FieldError, Path, dotted, expect_order, offset_of
-from psyche_core.coordinator.canonical_image.layout import HEADER, IMAGE, NOT_STORED, SIZE, VERSION
-from psyche_core.coordinator.state import CoordinatorState, Round
+from psyche_core.coordinator.canonical_image.layout import HEADER, IMAGE, SIZE, VERSION
+from psyche_core.coordinator.state import CoordinatorState, OpenChallenge, Round
 from psyche_core.errors import WireError
 from psyche_core.types import MAX_CLIENTS, BatchId, NodeIdentity
+from psyche_core.verification.drawing import TIE_BREAKERS
 
 __all__ = ["SIZE", "VERSION", "decode", "encode", "offset"]
 
@@ -23,27 +24,11 @@ __all__ = ["SIZE", "VERSION", "decode", "encode", "offset"]
 def encode(state: CoordinatorState) -> bytes:
     """Return the image of a state, SIZE bytes.
 
-    Raises ValueError with one sentence if the state exceeds a capacity of the layout, if `apply` could not work with it, or if
-    it has challenges of shares, for which there is no place yet (`layout.NOT_STORED`).
+    Raises ValueError with one sentence if the state exceeds a capacity of the layout, or if `apply` could not work with it.
     """
-    _refuse_verification(state)
     image = IMAGE.write(state)
     _check(state)
     return image
-
-
-def _refuse_verification(state: CoordinatorState) -> None:
-    epoch = state.epoch
-    statements = [statement for stored in epoch.rounds for statement in stored.statements]
-    for kind, values in (
-        ("Client", epoch.clients),
-        ("Epoch", [epoch]),
-        ("Round", epoch.rounds),
-        ("WitnessStatement", statements),
-    ):
-        for name, default in NOT_STORED[kind].items():
-            if any(getattr(value, name) != default for value in values):
-                raise FieldError("an image has no place for challenges of shares yet", "epoch", name)
 
 
 def decode(image: bytes) -> CoordinatorState:
@@ -98,6 +83,10 @@ def _check(state: CoordinatorState) -> None:
     for place, stored in enumerate(epoch.rounds):
         clients = MAX_CLIENTS if epoch.unplayed else len(epoch.clients)  # unplayed: rounds of another epoch, with other clients
         _check_round(stored, clients, "epoch", "rounds", place)
+    places = [(one.height, one.trainer) for one in epoch.challenges]
+    expect_order(places, "challenges in ascending order of their rounds and trainers", "epoch", "challenges")
+    for place, challenge in enumerate(epoch.challenges):
+        _check_challenge(challenge, len(epoch.clients), "epoch", "challenges", place)
     _check_signers(state.pending, "pending")
     _check_intervals(state.requeue, "requeue")
     expect_order((account.signer for account in state.accounts), "signers in ascending order", "accounts")
@@ -113,6 +102,7 @@ def _check(state: CoordinatorState) -> None:
 def _check_round(stored: Round, clients: int, *path: str | int) -> None:
     _check_slots(stored.slots, clients, *path, "slots")
     _check_slots(stored.voided, clients, *path, "voided")
+    _check_slots(stored.recomputing, clients, *path, "recomputing")
     _check_intervals(stored.batches, *path, "batches")
     stated: set[int] = set()
     for place, statement in enumerate(stored.statements):
@@ -121,6 +111,21 @@ def _check_round(stored: Round, clients: int, *path: str | int) -> None:
             raise FieldError(text, *path, "statements", place, "index")
 
         stated.add(statement.index)
+
+
+def _check_challenge(challenge: OpenChallenge, clients: int, *path: str | int) -> None:
+    named = (challenge.trainer, challenge.verifier)
+    if max(named) >= clients:
+        raise FieldError(f"expected slots of the epoch, which has {clients}, got {max(named)}", *path)
+    _check_intervals(challenge.share, *path, "share")
+    for name, slots, most in (
+        ("judges", challenge.judges, TIE_BREAKERS),
+        ("missed", challenge.missed, TIE_BREAKERS),
+        ("roots", tuple(root.slot for root in challenge.roots), 1 + TIE_BREAKERS),
+    ):
+        expect_order(slots, "slots in ascending order", *path, name)
+        if len(slots) > most or (slots and slots[-1] >= clients):
+            raise FieldError(f"expected at most {most} slots of the epoch, which has {clients}, got {slots}", *path, name)
 
 
 def _check_slots(slots: tuple[int, ...], clients: int, *path: str | int) -> None:

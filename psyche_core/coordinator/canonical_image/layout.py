@@ -8,7 +8,7 @@ invalid.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from psyche_core.config import run_config
@@ -37,6 +37,7 @@ from psyche_core.coordinator.round.bloom_filter import BLOOM_BYTES
 from psyche_core.coordinator.round.requeue import MAX_INTERVALS
 from psyche_core.coordinator.state import (
     MAX_ACCOUNTS,
+    MAX_CHALLENGED_INTERVALS,
     MAX_END_INTERVALS,
     MAX_ENDS,
     MAX_UNREADY,
@@ -48,17 +49,31 @@ from psyche_core.coordinator.state import (
     Epoch,
     EpochEnd,
     EpochRates,
+    OpenChallenge,
     Progress,
+    Root,
     Round,
     Unready,
 )
 from psyche_core.errors import ConfigError, WireError
-from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, NodeIdentity, RunState, WitnessStatement
-from psyche_core.verification.standing import Standing
+from psyche_core.types import (
+    MAX_CLIENTS,
+    MAX_WITNESSES,
+    MAX_WORDS_BYTES,
+    BatchId,
+    ClientState,
+    NodeIdentity,
+    RunState,
+    WitnessStatement,
+)
+from psyche_core.verification.challenge import Stage
+from psyche_core.verification.drawing import TIE_BREAKERS
+from psyche_core.verification.epoch import MOST_OPEN
+from psyche_core.verification.standing import MEDIAN_OF, Standing
 from psyche_core.wire import codec
 
 MAGIC = b"PsycheSt"
-VERSION = 4
+VERSION = 5
 
 CHECKPOINT_KINDS = ("Ephemeral", "Dummy", "Hub", "P2P", "Gcs", "P2PGcs")
 """Kinds of checkpoints in the order of their numbers, which are those of the reference implementation."""
@@ -66,6 +81,7 @@ CHECKPOINT_KINDS = ("Ephemeral", "Dummy", "Hub", "P2P", "Gcs", "P2PGcs")
 RUN_STATE = Enumeration("RunState", members(RunState))
 CLIENT_STATE = Enumeration("ClientState", members(ClientState))
 END_REASON = Enumeration("EndReason", {0: None, **members(EndReason)})
+STAGE = Enumeration("Stage", {number: stage for number, stage in members(Stage).items() if stage is not Stage.CLOSED})
 CHECKPOINT_KIND = Enumeration("CheckpointKind", dict(enumerate(CHECKPOINT_KINDS)))
 
 Fields = Sequence[tuple[str, Kind, str]]
@@ -235,6 +251,38 @@ MODEL = Record(
     split=_model_fields,
 )
 
+def _standing_fields(standing: Standing) -> dict[str, Any]:
+    high = sum(1 << place for place, one in enumerate(standing.high) if one)
+    return {
+        "strikes": standing.strikes,
+        "scores": len(standing.high),
+        "high": high,
+        "watched_before": standing.watched_before,
+    }
+
+
+def _standing(*, strikes: int, scores: int, high: int, watched_before: int) -> Standing:
+    if scores > MEDIAN_OF:
+        raise FieldError(f"expected at most {MEDIAN_OF}, got {scores}", "scores")
+    if high >> scores:
+        raise FieldError(f"expected no bit beyond the {scores} scores, got {high}", "high")
+
+    return Standing(strikes, watched_before, tuple(bool(high >> place & 1) for place in range(scores)))
+
+
+STANDING = Record(
+    "Standing",
+    _standing,
+    [
+        ("strikes", U8, "in this epoch"),
+        ("scores", U8, f"passed challenges that are remembered, at most {MEDIAN_OF}"),
+        ("high", U8, "bit i: the score of the i-th of them was high, the oldest first"),
+        _padding(1),
+        ("watched_before", U32, "its shares of rounds below this one are challenged in any case, 0 for none"),
+    ],
+    split=_standing_fields,
+)
+
 CLIENT = Record(
     "Client",
     Client,
@@ -247,6 +295,7 @@ CLIENT = Record(
         ("missed", U8, "score of missed duties"),
         ("lost_rounds", U8, "bit h % 8: its share of round h is counted as lost"),
         ("end_digest", Bytes(32), "full digest of its masters at this epoch's end, zero before it said so"),
+        ("standing", STANDING, "strikes and scores of its checked shares"),
     ],
 )
 
@@ -262,6 +311,7 @@ STATEMENT = Record(
         ("broadcast_bloom", Bytes(BLOOM_BYTES), "filter over the accepted commitments"),
         ("merkle_root", Bytes(32), "over the accepted commitments"),
         ("model_digest", Bytes(32), "after the last apply, zero for no opinion"),
+        ("words", Blob(MAX_WORDS_BYTES), "two about opened challenges in each byte, none where none are due"),
     ],
 )
 
@@ -277,8 +327,37 @@ ROUND = Record(
         ("slots", Bitmap(MAX_CLIENTS), "slots healthy when it started"),
         ("history", Bytes(32), "digest of all decisions up to the masters of this round"),
         ("voided", Bitmap(MAX_CLIENTS), "slots whose share nobody applies, proven to have signed several results"),
+        ("recomputing", Bitmap(MAX_CLIENTS), "slots that recompute a challenged share and get no samples"),
         ("batches", List(INTERVAL, MAX_INTERVALS + 1), "samples to train, ascending, disjoint"),
         ("statements", List(STATEMENT, MAX_WITNESSES), "in order of arrival, one for a slot"),
+    ],
+)
+
+ROOT = Record(
+    "Root",
+    Root,
+    [
+        ("slot", U16, "who recomputed the gradient"),
+        _padding(2),
+        ("commitment", Bytes(32), "to the gradient's chunks"),
+    ],
+)
+
+CHALLENGE = Record(
+    "OpenChallenge",
+    OpenChallenge,
+    [
+        ("height", U32, "round of the share"),
+        ("since", U32, "round with which the stage began"),
+        ("trainer", U16, "slot whose share is checked"),
+        ("verifier", U16, "slot that recomputes it"),
+        ("stage", STAGE, "what is waited for"),
+        ("complained", FLAG, "1 when the verifier lacked the trainer's signs"),
+        _padding(2),
+        ("share", List(INTERVAL, MAX_CHALLENGED_INTERVALS), "samples; none once a proof decided about them"),
+        ("roots", List(ROOT, 1 + TIE_BREAKERS), "ascending by slot"),
+        ("judges", List(U16, 1 + TIE_BREAKERS), f"slots of the tie-breakers, ascending, at most {TIE_BREAKERS}"),
+        ("missed", List(U16, 1 + TIE_BREAKERS), f"tie-breakers that were silent, ascending, at most {TIE_BREAKERS}"),
     ],
 )
 
@@ -302,6 +381,7 @@ EPOCH = Record(
         ("ready_since", Optional(U64), "unix second at which init_min_clients slots were ready"),
         ("clients", List(CLIENT, MAX_CLIENTS), "slot by slot, each signer once"),
         ("rounds", List(ROUND, STORED_ROUNDS), "last ones, oldest first, with consecutive heights"),
+        ("challenges", List(CHALLENGE, MOST_OPEN), "open ones, ascending by round, then by trainer"),
     ],
 )
 
@@ -354,14 +434,6 @@ _STATE_FIELDS: Fields = [
     ("ends", List(END, MAX_ENDS), "signed epoch ends, ascending by step"),
     ("unready", List(UNREADY, MAX_UNREADY), "signers that were not ready when a warmup ended, oldest first, each once"),
 ]
-
-NOT_STORED: Mapping[str, Mapping[str, Any]] = {
-    "Client": {"standing": Standing()},
-    "Epoch": {"challenges": ()},
-    "Round": {"recomputing": ()},
-    "WitnessStatement": {"words": b""},
-}
-"""Fields of verification, by table, with the values that an image stands for. The program on chain has no challenges yet."""
 
 _OTHER_PROGRAM = "this is no image of a coordinator's state"
 _OTHER_VERSION = "update the older side"

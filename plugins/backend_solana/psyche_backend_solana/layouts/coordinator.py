@@ -18,7 +18,7 @@ from psyche_backend_solana.layouts.coordinator_accounts import CLIENT_VERSION_BY
 from psyche_core.config.run_config import CHECKPOINTS, Choice, CoordinatorConfig, ModelConfig
 from psyche_core.config.schema import MAX_RUN_ID_BYTES
 from psyche_core.coordinator.canonical_image.layout import CHECKPOINT, CONFIG, MODEL, STATEMENT
-from psyche_core.coordinator.commands import Equivocation
+from psyche_core.coordinator.commands import Equivocation, VerifierCommit
 from psyche_core.coordinator.state import Progress
 from psyche_core.types import WitnessStatement
 from psyche_core.wire.messages import commitment_message, join_message, sign_join
@@ -66,6 +66,7 @@ class Number(IntEnum):
     back = 16
     settle = 17
     epoch_digest = 18
+    verifier_commit = 19
 
 
 class Part(IntFlag):
@@ -227,9 +228,22 @@ def tick(run: Run, *, user: Pubkey) -> Instruction:
 
 
 def witness(run: Run, statement: WitnessStatement, *, user: Pubkey, metadata: bytes = b"") -> Instruction:
-    """An elected witness's statement. metadata: for the log, at most 256 bytes."""
+    """An elected witness's statement. metadata: for the log, at most 256 bytes.
+
+    It is sent as the image has it, but its words take only the bytes they have, after their number (u8).
+    """
     _expect_at_most(metadata, MAX_WITNESS_METADATA_BYTES, "metadata")
-    return _instruction(run, Number.witness, STATEMENT.write(statement) + metadata, _members(run, user))
+    said = STATEMENT.write(statement)[: STATEMENT.part("words").offset] + bytes([len(statement.words)]) + statement.words
+    return _instruction(run, Number.witness, said + metadata, _members(run, user))
+
+
+def verifier_commit(run: Run, command: VerifierCommit, *, user: Pubkey) -> Instruction:
+    """Commit to the gradient of a challenged share, or complain that the trainer has not given its signs."""
+    place = _packed(
+        "<IQIH", command.epoch, command.seed, command.height, command.trainer, what="epoch, seed, round and trainer"
+    )
+    root = b"\0" if command.commitment is None else b"\1" + _exactly(command.commitment, 32, "commitment")
+    return _instruction(run, Number.verifier_commit, place + root, _members(run, user))
 
 
 def warmup_witness(run: Run, *, user: Pubkey, epoch: int, index: int, model_digest: bytes) -> Instruction:

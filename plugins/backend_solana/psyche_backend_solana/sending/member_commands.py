@@ -44,9 +44,7 @@ def instructions_of(run: Run, command: ClientCommand, *, state: CoordinatorState
         case commands.EpochDigest(_, epoch, index, digest):
             return (coordinator.epoch_digest(run, user=user, epoch=epoch, index=index, digest=digest),)
         case commands.VerifierCommit():
-            raise CommandRefused(
-                "InvalidCommit", "the program on the chain draws no challenges, so nothing is to be committed to"
-            )
+            return (coordinator.verifier_commit(run, command, user=user),)
 
 
 def wants_tick(state: CoordinatorState, command: ClientCommand, now: int) -> bool:

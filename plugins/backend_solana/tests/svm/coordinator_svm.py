@@ -241,6 +241,8 @@ class CoordinatorSvm:
                 return [ready]
             case commands.Witness():
                 return [layout.witness(self.run, command.statement, user=user)]
+            case commands.VerifierCommit():
+                return [layout.verifier_commit(self.run, command, user=user)]
             case commands.EpochDigest(_, epoch, index, digest):
                 return [layout.epoch_digest(self.run, user=user, epoch=epoch, index=index, digest=digest)]
             case commands.HealthCheck():

@@ -20,12 +20,15 @@ from psyche_core.coordinator import commands
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import Command, SignedResult
 from psyche_core.coordinator.history import held_digest, signed_digests
+from psyche_core.coordinator.lifecycle.challenges import challenge_of, words_due
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.bloom_filter import BroadcastBloom
 from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.round.witness import accepted_slots
 from psyche_core.coordinator.state import CoordinatorState, Progress, Round
 from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
+from psyche_core.verification.challenge import Stage
+from psyche_core.verification.words import Word, encode_words
 from psyche_core.wire.messages import commitment_hash, sign_commitment, sign_join
 
 PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
@@ -48,6 +51,8 @@ class RandomCommands:
         self.blind = random.choice([0.0, 0.1, 0.4])
         self.forgetful = random.choice([0.0, 0.0, 0.05, 0.8])
         self.silent = random.choice([-1, -1, 0, 1])
+        self.doubtful = random.choice([0.0, 0.0, 0.1, 0.5])
+        self.complaining = random.choice([0.0, 0.1, 0.5])
         self.restless = random.choice([0.0, 0.0, 0.0, 0.6])
 
     def chance(self, probability: float) -> bool:
@@ -111,6 +116,8 @@ class RandomCommands:
         """While rounds are played."""
         if self.chance(self.restless):
             return self.leave_and_return(state)
+        if state.epoch.challenges and self.chance(0.4):
+            return self.commit(state)
         luck = self.random.random()
         if luck < 0.70:
             return self.statement(state)
@@ -144,6 +151,7 @@ class RandomCommands:
             lambda: self.checkpoint(state),
             lambda: self.odd_checkpoint(),
             lambda: self.evidence(state),
+            lambda: self.odd_commit(state),
             lambda: self.come_back(state),
             lambda: self.update(state),
             lambda: self.rates(),
@@ -258,8 +266,46 @@ class RandomCommands:
             bloom.add(self.commitment(state, about, other, payload(about, other, version)))
         digest = hashlib.sha256(b"%d" % (slot if self.chance(self.blind) else current.step)).digest()
         return WitnessStatement(
-            state.progress.epoch, current.height, slot, bitmap(seen), bloom.to_bytes(), bytes([current.height % 256]) * 32, digest
+            state.progress.epoch, current.height, slot, bitmap(seen), bloom.to_bytes(), bytes([current.height % 256]) * 32, digest,
+            self.words(state),
         )
+
+    def words(self, state: CoordinatorState) -> bytes:
+        """Words of the statements of this round: mostly what all witnesses say of a challenge, of chance at times."""
+        said = []
+        for challenge, judge in words_due(state):
+            alike = Random(f"{challenge.height} {challenge.drawn} {challenge.stage} {judge} {self.members}")
+            likely = [Word.PASSED, Word.HIGH, Word.FAILED, Word.FAILED, Word.FAILED, Word.TRAINER_MISSING, Word.JUDGE_MISSING]
+            word = alike.choice(likely)
+            if challenge.stage is Stage.SIGNS:
+                word = Word.PASSED if alike.random() < 0.7 else Word.TRAINER_MISSING
+            said.append(self.random.choice(list(Word)) if self.chance(self.doubtful) else word)
+        words = encode_words(said)
+        return words if not self.chance(0.01) else self.random.choice([b"", b"\x11", words + b"\0", bytes(192), b"\xff" * len(words)])
+
+    def commit(self, state: CoordinatorState) -> Command:
+        """What a slot that is expected to commit sends, or a complaint."""
+        current, challenge = state.current_round, self.random.choice(state.epoch.challenges)
+        expected = challenge_of(state, challenge).expected
+        if current is None or not expected:
+            return commands.Tick()
+        slot = self.random.choice(expected)
+        if slot == self.silent and self.chance(0.8):
+            return commands.Tick()
+        root = None if self.chance(self.complaining) else hashlib.sha256(b"root %d" % slot).digest()
+        sender = state.epoch.clients[slot].id
+        place = (challenge.height, challenge.trainer)
+        return commands.VerifierCommit(sender, state.progress.epoch, current.seed, *place, root)
+
+    def odd_commit(self, state: CoordinatorState) -> Command:
+        """A commitment about anything."""
+        current = state.current_round
+        seed = current.seed if current is not None and self.chance(0.8) else self.random.getrandbits(64)
+        height = self.random.choice([one.height for one in state.epoch.challenges] or [self.random.randint(0, 9)])
+        trainer = self.random.choice([one.trainer for one in state.epoch.challenges] or [self.random.randint(0, self.members)])
+        root = self.random.choice([None, b"r" * 32])
+        epoch = state.progress.epoch + int(self.chance(0.1))
+        return commands.VerifierCommit(self.anybody(), epoch, seed, height, trainer, root)
 
     def odd_statement(self, state: CoordinatorState) -> Command:
         """A statement that is likely to be wrong."""

@@ -69,7 +69,7 @@ def config(random: Random, members: int, checkpointers: tuple[str, ...] = (), **
         "witness_nodes": random.choice([0, 0, random.randint(1, least)]),
         "global_batch_size_start": start,
         "global_batch_size_end": start + random.choice([0, 1, 7, 33]),
-        "verification_percent": random.choice([0] * 7),  # the program draws no challenges yet
+        "verification_percent": random.choice([0, 0, 0, 10, 50, 100, 100]),
         "waiting_for_members_extra_time": random.choice([1, 3]),
         "restart_from_checkpoint": random.choice([False, True]),
         "checkpointers": checkpointers,

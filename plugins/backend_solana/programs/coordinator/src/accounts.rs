@@ -51,7 +51,7 @@ pub const OLD_BYTES: [usize; 3] = [161_056, 165_152, 188_104];
 pub const OLD_RUN_STATE: [usize; 3] = [1_344 + 120, 1_344 + 120, 1_344 + 152];
 
 const _: () = {
-    assert!(INSTANCE_BYTES == 256 && BYTES == 188_424);
+    assert!(INSTANCE_BYTES == 256 && BYTES == 259_216);
     assert!(core::mem::offset_of!(Coordinator, backing) == 512 && core::mem::offset_of!(Coordinator, memory) == 544 && core::mem::offset_of!(Coordinator, image) == 1344);
 };
 

@@ -4,7 +4,7 @@ use crate::image::{health, kind, same, state, Checkpoint, Image, Key, Set, NONE}
 use crate::refusal::{Outcome, INVALID_CHECKPOINT, INVALID_RUN_STATE, NO_ACTIVE_ROUND};
 use crate::run::Run;
 use crate::set;
-use crate::shuffle::{draw, position, Draw};
+use crate::shuffle::{draw, position};
 use crate::text::{copy, is_text};
 
 /// After an epoch, members of it share what they trained.
@@ -89,8 +89,8 @@ fn is_first(run: &Run, slot: usize) -> bool {
         return false;
     }
     let (count, seed) = (clients.len(), run.image.epoch.seed);
-    draw(&mut able_slots, count, seed, Draw::Witnesses, false);
-    position(slot, count, seed, Draw::Witnesses) == set::lowest(&able_slots)
+    draw(&mut able_slots, count, seed, false);
+    position(slot, count, seed) == set::lowest(&able_slots)
 }
 
 /// Follows a checkpointer to another location; no location passes the duty on.

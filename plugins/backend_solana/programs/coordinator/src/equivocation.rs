@@ -88,6 +88,11 @@ fn judge_share(run: &mut Run, judged: usize, slot: usize, share: usize, candidat
         client.accepted_rounds = client.accepted_rounds.saturating_sub(1);
     }
     let samples = total(heap::returned(), share);
+    for one in run.image.epoch.challenges.used_mut() {
+        if one.height == height && one.trainer as usize == slot {
+            one.share.truncate(0); // there is nothing left to challenge
+        }
+    }
     if verdict == VOID {
         client.lost_rounds &= !bit;
         add_returned(run, share);
@@ -165,7 +170,7 @@ fn void_undecided(run: &mut Run, slot: usize) {
 }
 
 /// The slot ejected whatever its health was, its member no longer pending.
-fn eject(run: &mut Run, slot: usize, signer: &Key) {
+pub fn eject(run: &mut Run, slot: usize, signer: &Key) {
     let height = current_height(run);
     let client = &mut run.image.epoch.clients.items[slot];
     if client.state == health::HEALTHY {

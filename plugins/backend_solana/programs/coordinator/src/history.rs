@@ -210,8 +210,9 @@ fn digest_of(parts: &[&[u8]]) -> Key {
 /// A stored statement enters the run's history.
 #[inline(never)]
 pub fn note_statement(image: &mut Image, said: &Statement) {
-    let said = unsafe { core::slice::from_raw_parts(said as *const Statement as *const u8, core::mem::size_of::<Statement>()) };
-    let parts: [&[u8]; 3] = [STATED, as_bytes(&image.history), said];
+    let words = said.words.get(..said.words_len as usize).unwrap_or(&[]);
+    let said = unsafe { core::slice::from_raw_parts(said as *const Statement as *const u8, core::mem::offset_of!(Statement, words_len)) };
+    let parts: [&[u8]; 4] = [STATED, as_bytes(&image.history), said, words];
     image.history = digest_of(&parts);
 }
 

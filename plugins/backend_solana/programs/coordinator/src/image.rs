@@ -29,9 +29,14 @@ pub const STORED_ROUNDS: usize = 4;
 pub const MAX_CHECKPOINTERS: usize = 16;
 pub const BLOOM_BYTES: usize = 320;
 pub const MAX_TABLES_BYTES: usize = 2048;
+pub const MAX_WORDS_BYTES: usize = 192;
+pub const MAX_CHALLENGES: usize = 128;
+pub const MAX_CHALLENGED_INTERVALS: usize = 8;
+/// Places for the roots and slots of those that recompute a share: a verifier and three tie-breakers.
+pub const MAX_JUDGES: usize = 4;
 
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PsycheSt");
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 pub mod state {
     pub const UNINITIALIZED: u8 = 0;
@@ -58,6 +63,16 @@ pub mod ending {
     pub const MISSED_QUORUM: u8 = 4;
     pub const PAUSE: u8 = 5;
     pub const ROUNDS: u8 = 6;
+}
+
+/// Where a challenge is (psyche_core/verification/challenge.py).
+pub mod stage {
+    pub const COMMIT: u8 = 0;
+    pub const SIGNS: u8 = 1;
+    pub const RECOMMIT: u8 = 2;
+    pub const REVEAL: u8 = 3;
+    pub const TIE_COMMIT: u8 = 4;
+    pub const TIE_REVEAL: u8 = 5;
 }
 
 pub mod kind {
@@ -114,6 +129,19 @@ pub struct Client {
     pub missed: u8,
     pub lost_rounds: u8,
     pub end_digest: Key,
+    pub standing: Standing,
+}
+
+/// Strikes and scores of a slot's checked shares in this epoch.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Standing {
+    pub strikes: u8,
+    /// So many scores are remembered, each a bit of `high`, the oldest first.
+    pub scores: u8,
+    pub high: u8,
+    zero: u8,
+    pub watched_before: u32,
 }
 
 impl Client {
@@ -143,6 +171,9 @@ pub struct Statement {
     pub broadcast_bloom: [u8; BLOOM_BYTES],
     pub merkle_root: [u8; 32],
     pub model_digest: Key,
+    pub words_len: u32,
+    pub words_zero: u32,
+    pub words: [u8; MAX_WORDS_BYTES],
 }
 
 #[repr(C)]
@@ -155,6 +186,7 @@ pub struct Round {
     pub slots: Set,
     pub history: Key,
     pub voided: Set,
+    pub recomputing: Set,
     pub batches: List<Interval, { MAX_INTERVALS + 1 }>,
     pub statements: List<Statement, MAX_WITNESSES>,
 }
@@ -235,6 +267,34 @@ pub struct Epoch {
     pub ready_since: u64,
     pub clients: List<Client, MAX_CLIENTS>,
     pub rounds: List<Round, STORED_ROUNDS>,
+    pub challenges: List<Challenge, MAX_CHALLENGES>,
+}
+
+#[repr(C)]
+pub struct Root {
+    pub slot: u16,
+    zero: u16,
+    pub commitment: Key,
+}
+
+impl Root {
+    pub fn of(slot: u16, commitment: Key) -> Root { Root { slot, zero: 0, commitment } }
+}
+
+/// A challenge about a share that has no verdict yet.
+#[repr(C)]
+pub struct Challenge {
+    pub height: u32,
+    pub since: u32,
+    pub trainer: u16,
+    pub verifier: u16,
+    pub stage: u8,
+    pub complained: u8,
+    zero: [u8; 2],
+    pub share: List<Interval, MAX_CHALLENGED_INTERVALS>,
+    pub roots: List<Root, MAX_JUDGES>,
+    pub judges: List<u16, MAX_JUDGES>,
+    pub missed: List<u16, MAX_JUDGES>,
 }
 
 #[repr(C)]
@@ -297,18 +357,19 @@ pub struct Image {
 pub const BYTES: usize = size_of::<Image>();
 
 const _: () = {
-    assert!(BYTES == 182_984);
-    assert!(size_of::<Client>() == 108 && size_of::<Statement>() == 428 && size_of::<Round>() == 22_040);
+    assert!(BYTES == 253_776);
+    assert!(size_of::<Client>() == 116 && size_of::<Statement>() == 628 && size_of::<Round>() == 28_472);
     assert!(size_of::<Config>() == 592 && size_of::<Account>() == 48 && size_of::<EpochEnd>() == 1_120);
+    assert!(size_of::<Challenge>() == 336 && offset_of!(Challenge, roots) == 152 && offset_of!(Challenge, judges) == 304);
     assert!(offset_of!(Image, progress) == 112 && offset_of!(Image, run_state) == 152);
     assert!(offset_of!(Image, config) == 192 && offset_of!(Image, config.checkpointers) == 264);
     assert!(offset_of!(Image, model) == 784 && offset_of!(Image, model.tables) == 936);
     assert!(offset_of!(Image, epoch) == 2984 && offset_of!(Image, epoch.ready) == 3032);
-    assert!(offset_of!(Image, epoch.clients) == 3152 && offset_of!(Image, epoch.rounds) == 30_808);
-    assert!(offset_of!(Round, slots) == 24 && offset_of!(Round, batches) == 120 && offset_of!(Round, statements) == 8336);
-    assert!(offset_of!(Image, pending) == 118_976 && offset_of!(Image, requeue) == 135_368);
-    assert!(offset_of!(Image, accounts) == 143_568 && offset_of!(Image, stored) == 168_152);
-    assert!(offset_of!(Image, ends) == 169_272 && offset_of!(Image, unready) == 173_760);
+    assert!(offset_of!(Image, epoch.clients) == 3152 && offset_of!(Image, epoch.rounds) == 32_856);
+    assert!(offset_of!(Round, slots) == 24 && offset_of!(Round, batches) == 152 && offset_of!(Round, statements) == 8368);
+    assert!(offset_of!(Image, pending) == 189_768 && offset_of!(Image, requeue) == 206_160);
+    assert!(offset_of!(Image, accounts) == 214_360 && offset_of!(Image, stored) == 238_944);
+    assert!(offset_of!(Image, ends) == 240_064 && offset_of!(Image, unready) == 244_552);
 };
 
 impl Image {

@@ -6,7 +6,9 @@
 
 mod accounts;
 mod backing;
+mod challenges;
 mod checkpoints;
+mod drawing;
 mod elections;
 mod epochs;
 mod equivocation;
@@ -26,6 +28,7 @@ mod shares;
 mod shuffle;
 mod statements;
 mod text;
+mod verdicts;
 mod verified;
 mod waiting;
 mod warmup;
@@ -70,6 +73,7 @@ fn dispatch(input: &Input) -> Outcome {
         16 => owner::back(input, reader),
         17 => owner::settle(input, reader),
         18 => member::epoch_digest(input, reader),
+        19 => member::verifier_commit(input, reader),
         _ => Err(Error::BAD_INSTRUCTION.into()),
     }
 }

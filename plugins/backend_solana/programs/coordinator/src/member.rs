@@ -3,11 +3,11 @@ use crate::accounts::{coordinator_of, instance_of, key_of, must_belong, open_run
 use crate::checkpoints::{self, Location};
 use crate::equivocation::{self, Report};
 use crate::evidence::SignedResult;
-use crate::image::{Identity, Statement};
+use crate::challenges::Commit;
+use crate::image::{Identity, Statement, MAX_WORDS_BYTES};
 use crate::refusal::{Outcome, Refusal};
 use crate::run::Run;
-use crate::text::copy;
-use crate::{epochs, history, members, statements};
+use crate::{challenges, epochs, history, members, statements};
 use core::mem::MaybeUninit;
 use psyche_common::authorization::{delegates, must_allow, JOIN_SCOPE};
 use psyche_common::platform::log_data;
@@ -15,7 +15,8 @@ use psyche_common::{Account, Error, Input, Reader};
 
 const MAX_ADDRESS_BYTES: usize = 512;
 const MAX_METADATA_BYTES: usize = 256;
-const STATEMENT_BYTES: usize = core::mem::size_of::<Statement>();
+/// A statement without its words, which are sent with their number.
+const SAID_BYTES: usize = core::mem::offset_of!(Statement, words_len);
 
 #[inline(always)]
 fn begin(input: &Input, user: &Account, account: &Account) -> Result<Run, Refusal> {
@@ -66,13 +67,23 @@ pub fn tick(input: &Input, reader: Reader) -> Outcome {
 
 pub fn witness(input: &Input, mut reader: Reader) -> Outcome {
     let [user, account] = input.accounts::<2>()?;
-    let bytes = reader.array::<STATEMENT_BYTES>()?;
+    let said = reader.array::<SAID_BYTES>()?;
+    let len = reader.u8()? as usize;
+    if len > MAX_WORDS_BYTES {
+        return Err(Error::TOO_LONG.into());
+    }
+    let words = reader.bytes(len)?;
     let metadata = reader.0;
     if metadata.len() > MAX_METADATA_BYTES {
         return Err(Error::TOO_LONG.into());
     }
-    let mut place = MaybeUninit::<Statement>::uninit();
-    copy(&mut place, bytes);
+    let mut place = MaybeUninit::<Statement>::zeroed();
+    unsafe {
+        let to = place.as_mut_ptr() as *mut u8;
+        core::ptr::copy_nonoverlapping(said.as_ptr(), to, SAID_BYTES);
+        core::ptr::copy_nonoverlapping(words.as_ptr(), to.add(core::mem::offset_of!(Statement, words)), len);
+        (*place.as_mut_ptr()).words_len = len as u32;
+    }
     let statement = unsafe { &*place.as_ptr() };
     if statement.zero != [0; 2] {
         return Err(Error::BAD_INSTRUCTION.into());
@@ -127,4 +138,13 @@ pub fn equivocation(input: &Input, mut reader: Reader) -> Outcome {
     reader.end()?;
     let mut run = begin(input, user, account)?;
     equivocation::equivocation(&mut run, &key_of(user.key()), &Report { epoch, height, index, results: [first, second] }, sysvar)
+}
+
+pub fn verifier_commit(input: &Input, mut reader: Reader) -> Outcome {
+    let [user, account] = input.accounts::<2>()?;
+    let (epoch, seed, height, trainer) = (reader.u32()?, reader.u64()?, reader.u32()?, reader.u16()?);
+    let root = if reader.flag()? { Some(reader.array::<32>()?) } else { None };
+    reader.end()?;
+    let mut run = begin(input, user, account)?;
+    challenges::verifier_commit(&mut run, &key_of(user.key()), &Commit { epoch, seed, height, trainer, root })
 }

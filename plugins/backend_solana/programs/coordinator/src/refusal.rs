@@ -38,6 +38,7 @@ pub const MODEL_SANITY: Refusal = own(20);
 pub const PROGRESS_SANITY: Refusal = own(21);
 pub const INVALID_SETTLEMENT: Refusal = own(22);
 pub const NOTHING_DUE: Refusal = own(23);
+pub const INVALID_COMMIT: Refusal = own(24);
 
 impl From<Error> for Refusal {
     #[inline(always)]

@@ -1,4 +1,5 @@
 //! Rounds: started, finished, settled; and how an epoch's rounds end (psyche_core/coordinator/lifecycle/rounds.py).
+use crate::challenges::{challenges_advanced, draw_challenges, recomputing};
 use crate::elections::{needed, witnesses};
 use crate::image::{
     due, ending, health, state, Config, Interval, Model, Round, Set, MAX_MISSED, NONE, STORED_ROUNDS, UNWAITED_MISS, WAITED_MISS,
@@ -32,6 +33,12 @@ fn batch_size(config: &Config, model: &Model, first: u64) -> u64 {
 #[inline(never)]
 pub fn start_round(run: &mut Run, healthy: &Set, drain: bool) {
     let current = run.image.current();
+    if current != NONE && !drain {
+        draw_challenges(run, current);
+    }
+    let mut busy = [0; 4];
+    recomputing(run, &mut busy);
+    set::intersect(&mut busy, healthy);
     let rounds = &mut run.image.epoch.rounds;
     let mut height = 0;
     if current == NONE {
@@ -51,6 +58,7 @@ pub fn start_round(run: &mut Run, healthy: &Set, drain: bool) {
     round.step = step;
     round.seed = run.seed;
     round.slots = *healthy;
+    round.recomputing = busy;
     round.drain = u8::from(drain);
     round.history = history;
     if !drain {
@@ -121,7 +129,7 @@ fn silent_witnesses(run: &mut Run, current: usize, out: &mut Set) {
 }
 
 /// Counts a missed duty for each of these slots.
-fn add_missed_duties(run: &mut Run, slots: &Set) {
+pub fn add_missed_duties(run: &mut Run, slots: &Set) {
     let mut left = *slots;
     while !set::is_empty(&left) {
         let client = &mut run.image.epoch.clients.items[set::take_first(&mut left)];
@@ -193,6 +201,7 @@ pub fn finish_round(run: &mut Run, current: usize) {
             note_divided(run, previous, &divided);
         }
     }
+    challenges_advanced(run, current);
     drop_for_missing(run);
     let drain = run.image.round(current).drain != 0;
     let mut healthy = [0; 4];
@@ -204,11 +213,11 @@ pub fn finish_round(run: &mut Run, current: usize) {
         if previous == NONE {
             run.image.history = run.image.round(current).history; // its statements are about no round: nothing was decided
         }
-        run.image.enter(state::COOLDOWN, run.now);
+        start_cooldown(run);
         return;
     }
     if drain {
-        run.image.enter(state::COOLDOWN, run.now);
+        start_cooldown(run);
         return;
     }
     run.image.progress.step += 1;
@@ -217,6 +226,12 @@ pub fn finish_round(run: &mut Run, current: usize) {
         run.image.epoch.ending = reason;
     }
     start_round(run, &healthy, reason != 0);
+}
+
+/// Enters the cooldown. Challenges that are open end without a verdict.
+fn start_cooldown(run: &mut Run) {
+    run.image.epoch.challenges.truncate(0);
+    run.image.enter(state::COOLDOWN, run.now);
 }
 
 /// Counts the accepted rounds of a round, not for the `unpaid`, and puts the samples nobody is accepted for back in the queue.

@@ -80,3 +80,23 @@ pub fn from_words(words: &Key, out: &mut Set) {
         *bits = u64::from(words[2 * word]) | u64::from(words[2 * word + 1]) << 32;
     }
 }
+
+/// The number at this place among those in the set, ascending; one must be there.
+pub fn nth(set: &Set, mut place: usize) -> usize {
+    let mut word = 0;
+    while word < 3 && place >= set[word].count_ones() as usize {
+        place -= set[word].count_ones() as usize;
+        word += 1;
+    }
+    let (mut bits, mut start, mut width) = (set[word], 0usize, 32u32);
+    while width > 0 {
+        let low = (bits & ((1 << width) - 1)).count_ones() as usize;
+        if place >= low {
+            place -= low;
+            bits >>= width;
+            start += width as usize;
+        }
+        width >>= 1;
+    }
+    64 * word + start
+}

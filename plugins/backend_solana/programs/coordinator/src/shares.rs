@@ -1,6 +1,6 @@
 //! Which samples each trainer of a round gets, and which of them were accepted (psyche_core/coordinator/round/assignment.py, witness.py).
 use crate::elections::{elected_count, needed, quorum, trainer_count, trainers, trains};
-use crate::image::{Interval, Set, Statement, NONE};
+use crate::image::{Interval, Set, Statement, MAX_CHALLENGED_INTERVALS, MAX_CLIENTS, NONE};
 use crate::run::Run;
 use crate::set;
 use crate::shuffle::{shuffled, Order};
@@ -240,6 +240,80 @@ pub fn share_of(run: &mut Run, place: usize, slot: usize, out: *mut Interval) ->
     }
     set::insert(&mut of, slot);
     samples_of(run, place, &of, out)
+}
+
+/// The slots that train in a round, in the order of their shares.
+pub fn share_order<'a>(run: &Run, place: usize, order: &'a mut Order) -> &'a [u8] {
+    let mut slots = [0; 4];
+    trainers(run, place, &mut slots);
+    shuffled(&slots, run.image.round(place).seed, order)
+}
+
+/// Calls `each` for every interval of every share of a round: with the share's slot, share by share, not joined where batches meet.
+#[inline(always)]
+fn each_interval(batches: &[Interval], order: &[u8], mut each: impl FnMut(usize, Interval)) {
+    if batches.is_empty() || order.is_empty() {
+        return;
+    }
+    let total = total_samples(batches);
+    let (size, larger) = (total / order.len() as u64, total % order.len() as u64);
+    let (mut batch, mut rest) = (0, batches[0]);
+    for (part, slot) in order.iter().enumerate() {
+        let mut wanted = size.wrapping_add(u64::from((part as u64) < larger));
+        while wanted > 0 && batch < batches.len() {
+            let here = rest.samples();
+            if here > wanted {
+                let next = rest.first.wrapping_add(wanted);
+                each(*slot as usize, Interval { first: rest.first, last: next.wrapping_sub(1) });
+                rest.first = next;
+                break;
+            }
+            each(*slot as usize, rest);
+            wanted = wanted.wrapping_sub(here);
+            batch += 1;
+            if batch < batches.len() {
+                rest = batches[batch];
+            }
+        }
+    }
+}
+
+/// The slots whose share of a round is of at most so many intervals.
+#[inline(never)]
+pub fn few_intervals(run: &Run, place: usize, order: &[u8], most: usize, out: &mut Set) {
+    *out = [u64::MAX; 4];
+    let batches = run.image.round(place).batches.used();
+    if batches.len() <= most {
+        return;
+    }
+    let (mut of, mut count) = (NONE, 0);
+    each_interval(batches, order, |slot, _| {
+        count = if slot == of { count + 1 } else { 1 };
+        of = slot;
+        if count > most {
+            set::remove(out, slot);
+        }
+    });
+}
+
+/// Writes the share of its trainer into each challenge from `first` on.
+#[inline(never)]
+pub fn write_shares(run: &mut Run, place: usize, order: &[u8], first: usize) {
+    let mut places = [0u8; MAX_CLIENTS];
+    let challenges = run.image.epoch.challenges.len();
+    for number in first..challenges {
+        places[run.image.epoch.challenges.items[number].trainer as usize & (MAX_CLIENTS - 1)] = number as u8 + 1;
+    }
+    let items = run.image.epoch.challenges.items.as_mut_ptr();
+    each_interval(run.image.round(place).batches.used(), order, |slot, interval| {
+        if places[slot] != 0 {
+            let share = unsafe { &mut (*items.add(places[slot] as usize - 1)).share };
+            if share.len() < MAX_CHALLENGED_INTERVALS {
+                share.items[share.len()] = interval;
+                share.count += 1;
+            }
+        }
+    });
 }
 
 /// Whether a quorum of the next round's elected witnesses saw the result of a slot that has a share; nobody before any statement.

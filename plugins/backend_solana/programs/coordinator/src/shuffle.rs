@@ -5,13 +5,6 @@ use crate::set;
 use core::mem::MaybeUninit;
 use psyche_common::runtime::sol_sha256;
 
-/// What a draw is for.
-#[derive(Clone, Copy)]
-pub enum Draw {
-    Witnesses,
-    Committee,
-}
-
 const ROUNDS: u8 = 90;
 
 /// The hashes of one draw. They are made from one place in memory, where only the number of the round changes.
@@ -23,13 +16,12 @@ struct Source {
 
 impl Source {
     #[inline(always)]
-    fn new(seed: u64, which: Draw) -> Source {
+    fn new(seed: u64) -> Source {
         let mut source = Source { bytes: [0; 40], swaps: [0; 4] };
-        let salt: &[u8] = match which { Draw::Witnesses => b"witness", Draw::Committee => b"committee" };
         let (number, mut words) = (seed.to_le_bytes(), [0; 4]);
         hash(&[&number], &mut words);
         let inner = *bytes(&words);
-        hash(&[&inner, salt], &mut words);
+        hash(&[&inner, b"witness"], &mut words);
         source.bytes[..32].copy_from_slice(bytes(&words));
         source
     }
@@ -61,8 +53,8 @@ fn bytes(words: &Set) -> &[u8; 32] { unsafe { &*(words as *const Set as *const [
 
 /// Moves a set of indices below `count` (1 to 256) to their positions in the draw, or with `back` of positions to their indices.
 #[inline(never)]
-pub fn draw(set: &mut Set, count: usize, seed: u64, which: Draw, back: bool) {
-    let mut source = Source::new(seed, which);
+pub fn draw(set: &mut Set, count: usize, seed: u64, back: bool) {
+    let mut source = Source::new(seed);
     let slices = source.slices();
     let mut valid = [0; 4];
     set::fill(&mut valid, count);
@@ -102,8 +94,8 @@ pub fn draw(set: &mut Set, count: usize, seed: u64, which: Draw, back: bool) {
 
 /// The position of an index below `count` in the draw.
 #[inline(never)]
-pub fn position(index: usize, count: usize, seed: u64, which: Draw) -> usize {
-    let mut source = Source::new(seed, which);
+pub fn position(index: usize, count: usize, seed: u64) -> usize {
+    let mut source = Source::new(seed);
     let slices = source.slices();
     let (mut at, mut number) = (index, 0);
     while number < ROUNDS {

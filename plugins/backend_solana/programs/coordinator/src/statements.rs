@@ -1,4 +1,5 @@
 //! What members say: that they are ready, and what a round's witnesses saw (psyche_core/coordinator/lifecycle/statements.py).
+use crate::challenges::words_fit;
 use crate::elections::{needed, witnesses};
 use crate::history::note_statement as enter_history;
 use crate::image::{
@@ -114,7 +115,8 @@ fn check_statement(run: &mut Run, current: usize, sender: &Key, statement: &Stat
     }
     let mut elected = [0; 4];
     witnesses(run, current, &mut elected);
-    if set::has(&elected, slot) { Ok(()) } else { Err(INVALID_WITNESS) }
+    let words = statement.words.get(..statement.words_len as usize).unwrap_or(&[]);
+    if set::has(&elected, slot) && words_fit(run, statement.height, words) { Ok(()) } else { Err(INVALID_WITNESS) }
 }
 
 /// Whether a statement claims results of slots that had no share in the round it is about.

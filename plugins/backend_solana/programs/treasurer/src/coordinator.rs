@@ -11,15 +11,15 @@ use crate::BAD_IMAGE;
 
 pub const MAGIC: [u8; 8] = *b"PsycheCo";
 pub const VERSION: u32 = 4;
-pub const BYTES: usize = 188_424;
+pub const BYTES: usize = 259_216;
 pub const IMAGE: usize = 1_344;
 
 const IMAGE_MAGIC: [u8; 8] = *b"PsycheSt";
-const IMAGE_VERSION: u32 = 4;
-const IMAGE_BYTES: u32 = 182_984;
+const IMAGE_VERSION: u32 = 5;
+const IMAGE_BYTES: u32 = 253_776;
 const RUN_STATE: usize = IMAGE + 152;
-const ACCOUNT_COUNT: usize = IMAGE + 143_568;
-const ACCOUNTS: usize = IMAGE + 143_576;
+const ACCOUNT_COUNT: usize = IMAGE + 214_360;
+const ACCOUNTS: usize = IMAGE + 214_368;
 const MAX_ACCOUNTS: usize = 512;
 
 /// Instructions of the coordinator that a run's owner may have passed on: stage, update, set_future_epoch_rates, set_paused.
