@@ -43,6 +43,7 @@ class Coverage:
     refused: Counter[str] = field(default_factory=Counter)
     names: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
+    verdicts: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
     units: Counter[str] = field(default_factory=Counter)
     differences: list[str] = field(default_factory=list)
@@ -60,6 +61,7 @@ class Coverage:
         lines += ["", f"{'phase':22} {'commands':>9}", *(f"{name:22} {count:9,}" for name, count in self.states.most_common())]
         lines += ["", f"{'refusal':28} {'times':>9}", *(f"{name:28} {count:9,}" for name, count in self.names.most_common())]
         lines += ["", f"{'event':28} {'times':>9}", *(f"{name:28} {count:9,}" for name, count in self.events.most_common())]
+        lines += ["", f"{'verdict':28} {'times':>9}", *(f"{name:28} {count:9,}" for name, count in self.verdicts.most_common())]
         return "\n".join(lines)
 
 
@@ -116,6 +118,8 @@ class Comparison:
         try:
             state, events = apply(state, command, now, seed)
             self.coverage.events.update(type(event).__name__ for event in events)
+            closed = (event for event in events if isinstance(event, commands.ChallengeClosed))
+            self.coverage.verdicts.update(f"{event.outcome}{', strikes' if event.strikes else ''}" for event in closed)
         except CoordinatorError as error:
             refusal = error.name
         refusal = refusal or nothing_due(command, before, state)

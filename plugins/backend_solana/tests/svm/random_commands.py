@@ -20,7 +20,7 @@ from psyche_core.coordinator import commands
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import Command, SignedResult
 from psyche_core.coordinator.history import held_digest, signed_digests
-from psyche_core.coordinator.lifecycle.challenges import challenge_of, words_due
+from psyche_core.coordinator.lifecycle.challenges import challenge_of, verification_of, words_due
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.bloom_filter import BroadcastBloom
 from psyche_core.coordinator.round.committee import witness_slots
@@ -51,6 +51,9 @@ class RandomCommands:
         self.blind = random.choice([0.0, 0.1, 0.4])
         self.forgetful = random.choice([0.0, 0.0, 0.05, 0.8])
         self.silent = random.choice([-1, -1, 0, 1])
+        self.diligent = self.config.verification_percent > 0 and random.random() < 0.6
+        if self.diligent:  # so that challenges get to their last stages
+            self.blind, self.silent = 0.0, -1
         self.doubtful = random.choice([0.0, 0.0, 0.1, 0.5])
         self.complaining = random.choice([0.0, 0.1, 0.5])
         self.restless = random.choice([0.0, 0.0, 0.0, 0.6])
@@ -118,6 +121,8 @@ class RandomCommands:
             return self.leave_and_return(state)
         if state.epoch.challenges and self.chance(0.4):
             return self.commit(state)
+        if self.diligent and self.chance(0.85):
+            return self.next_duty(state)
         luck = self.random.random()
         if luck < 0.70:
             return self.statement(state)
@@ -282,6 +287,18 @@ class RandomCommands:
             said.append(self.random.choice(list(Word)) if self.chance(self.doubtful) else word)
         words = encode_words(said)
         return words if not self.chance(0.01) else self.random.choice([b"", b"\x11", words + b"\0", bytes(192), b"\xff" * len(words)])
+
+    def next_duty(self, state: CoordinatorState) -> Command:
+        """What is still to be committed to, else a statement."""
+        current = state.current_round
+        for challenge in verification_of(state).open:
+            slot = next((slot for slot in challenge.expected if not challenge.committed(slot)), None)
+            awaited = challenge.stage in (Stage.COMMIT, Stage.RECOMMIT, Stage.TIE_COMMIT) and not challenge.complained
+            if current is not None and awaited and slot in state.healthy_slots and not self.chance(0.05):
+                place = (challenge.height, challenge.drawn.trainer)
+                root = hashlib.sha256(b"root %d" % slot).digest()
+                return commands.VerifierCommit(state.epoch.clients[slot].id, state.progress.epoch, current.seed, *place, root)
+        return self.statement(state)
 
     def commit(self, state: CoordinatorState) -> Command:
         """What a slot that is expected to commit sends, or a complaint."""
