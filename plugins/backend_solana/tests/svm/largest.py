@@ -33,11 +33,13 @@ from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import Command, SignedResult
 from psyche_core.coordinator.history import held_digest
+from psyche_core.coordinator.lifecycle.challenges import words_due
 from psyche_core.coordinator.membership.missed_duties import MAX_MISSED
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.bloom_filter import BroadcastBloom
 from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import (
+    MAX_CHALLENGED_INTERVALS,
     MAX_END_INTERVALS,
     Account,
     Client,
@@ -45,12 +47,16 @@ from psyche_core.coordinator.state import (
     Epoch,
     EpochEnd,
     EpochRates,
+    OpenChallenge,
     Progress,
+    Root,
     Round,
     Unready,
 )
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, RunState, WitnessStatement, bitmap
+from psyche_core.verification.challenge import Stage
+from psyche_core.verification.words import Word, encode_words
 from psyche_core.wire.messages import commitment_hash, sign_commitment
 
 NOW = 1_800_000_000
@@ -58,9 +64,8 @@ _SINCE = NOW - 5
 _EVERYBODY = tuple(range(MAX_CLIENTS))
 
 
-PERCENTS = (0,)
-"""Values of verification_percent that are compared. The program elects verifiers as the reference does, and draws no challenges
-yet; a run file with another value is refused."""
+PERCENTS = (0, 10)
+"""Values of verification_percent that are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +169,17 @@ class Largest:
         current = state.epoch.rounds[-1]
         stated = {statement.index for statement in current.statements}
         slot = next(slot for slot in witness_slots(state, current) if slot not in stated)
-        return commands.Witness(member(slot), self.statement(slot, current, seen=self.seen(state.epoch.rounds[-2])))
+        words = current.statements[0].words if current.statements else encode_words([Word.PASSED] * len(words_due(state)))
+        said = self.statement(slot, current, seen=self.seen(state.epoch.rounds[-2]))
+        return commands.Witness(member(slot), replace(said, words=words))
 
     def cases(self) -> Iterator[Case]:
         """One after the other."""
         yield from self._gathering()
         yield from self._playing()
         yield from self._after()
+        if self.state.config.verification_percent:
+            yield from self._challenged()
 
     def _gathering(self) -> Iterator[Case]:
         waiting = replace(
@@ -245,6 +254,52 @@ class Largest:
         yield Case("equivocation: undecided", state, self.evidence(state, 3, MAX_CLIENTS - 1))
         yield Case("equivocation: of an older share", state, self.evidence(state, 1, MAX_CLIENTS - 1))
         yield Case("pause", state, commands.Pause())
+
+    def _challenged(self) -> Iterator[Case]:
+        """Rounds end with as many challenges as there can be, all in one stage."""
+        for stage, word, name in (
+            (Stage.COMMIT, None, "128 verifiers are silent"),
+            (Stage.REVEAL, Word.PASSED, "128 checks passed"),
+            (Stage.REVEAL, Word.FAILED, "128 checks failed"),
+            (Stage.TIE_REVEAL, Word.PASSED, "128 false accusations"),
+            (Stage.TIE_REVEAL, Word.FAILED, "128 are guilty"),
+        ):
+            state = self.challenged(stage, word, statements=MAX_WITNESSES - 1)
+            yield Case(f"tick: {name}", state, commands.Tick())
+            yield Case(f"witness: the last, {name}", state, self.next_witness(state))
+        state = self.challenged(Stage.COMMIT, None, statements=0, since=7)
+        last = state.epoch.challenges[-1]
+        seed = state.epoch.rounds[-1].seed
+        commit = commands.VerifierCommit(member(last.verifier), 3, seed, last.height, last.trainer, b"r" * 32)
+        yield Case("verifier_commit: the last", state, commit)
+
+    def challenged(self, stage: Stage, word: Word | None, *, statements: int, since: int = 6) -> CoordinatorState:
+        """A round in which all say the same of 128 challenges, about every other slot's share; the other slots recompute."""
+        state = self.playing(0, RunState.RoundWitness)
+        judged = state.epoch.rounds[0]
+        challenges = []
+        for trainer in _EVERYBODY[::2]:
+            verifier = trainer + 1
+            judges = tuple(sorted((trainer + more) % MAX_CLIENTS for more in (2, 3, 4))) if stage is Stage.TIE_REVEAL else ()
+            committed = () if stage is Stage.COMMIT else sorted((verifier, *judges))
+            challenges.append(
+                OpenChallenge(
+                    height=judged.height,
+                    trainer=trainer,
+                    verifier=verifier,
+                    since=since,
+                    share=shares(state, judged)[trainer][:MAX_CHALLENGED_INTERVALS],
+                    stage=stage,
+                    roots=tuple(Root(slot, b"r" * 32) for slot in committed),
+                    judges=judges,
+                )
+            )
+        state = replace(state, epoch=replace(state.epoch, challenges=tuple(challenges)))
+        words = encode_words([word] * len(words_due(state))) if word is not None else b""
+        *earlier, last = self.rounds(statements=statements)
+        stated = tuple(replace(statement, words=words) for statement in last.statements)
+        rounds = (*earlier, replace(last, statements=stated))
+        return replace(state, epoch=replace(state.epoch, rounds=rounds))
 
     def _after(self) -> Iterator[Case]:
         cooldown = self.playing(32, RunState.Cooldown, drain=True)
