@@ -139,10 +139,17 @@ def challenges_advanced(state: CoordinatorState, ended: Round, now: int, *, seed
     share_of = {(one.height, one.trainer): one.share for one in state.epoch.challenges}
     events: list[Event] = []
     missed: list[int] = []
+    again: dict[int, list[BatchId]] = {}
     for one in closed:
         missed += one.verdict.missed
-        state, event = _judged(state, one, share_of[one.challenge.height, one.challenge.drawn.trainer])
+        share = share_of[one.challenge.height, one.challenge.drawn.trainer]
+        if one.verdict.requeue:
+            again.setdefault(one.challenge.height, []).extend(share)
+        state, event = _judged(state, one, requeued=one.verdict.requeue and bool(share))
         events.append(event)
+    for samples in again.values():  # those of a round together: a queue that is full loses as little as it can
+        queue, lost = added(state.requeue, samples)
+        state = replace(state, requeue=queue, lost_samples=state.lost_samples + lost)
     clients = tuple(
         replace(client, standing=standing)
         for client, standing in zip(state.epoch.clients, verification.standings, strict=True)
@@ -159,18 +166,16 @@ def challenges_advanced(state: CoordinatorState, ended: Round, now: int, *, seed
     return state, tuple(events)
 
 
-def _judged(state: CoordinatorState, closed: Closed, share: tuple[BatchId, ...]) -> tuple[CoordinatorState, ChallengeClosed]:
-    """Return the state with the verdict's samples in the queue and its payments, and the event.
+def _judged(state: CoordinatorState, closed: Closed, *, requeued: bool) -> tuple[CoordinatorState, ChallengeClosed]:
+    """Return the state with the verdict's payments, and the event. requeued: whether the share's samples are trained again.
 
     A share whose samples are trained again does not count for its trainer any more.
     """
     challenge, verdict = closed.challenge, closed.verdict
-    again = share if verdict.requeue else ()
-    queue, lost = added(state.requeue, again)
     clients = list(state.epoch.clients)
     for slot in verdict.paid:
         clients[slot] = replace(clients[slot], accepted_rounds=clients[slot].accepted_rounds + 1)
-    if again:
+    if requeued:
         trainer = clients[challenge.drawn.trainer]
         clients[challenge.drawn.trainer] = replace(trainer, accepted_rounds=max(trainer.accepted_rounds - 1, 0))
     event = ChallengeClosed(
@@ -182,10 +187,9 @@ def _judged(state: CoordinatorState, closed: Closed, share: tuple[BatchId, ...])
         strikes=tuple(sorted(verdict.strikes)),
         missed=tuple(sorted(verdict.missed)),
         paid=tuple(sorted(verdict.paid)),
-        requeued=bool(again),
+        requeued=requeued,
     )
-    epoch = replace(state.epoch, clients=tuple(clients))
-    return replace(state, epoch=epoch, requeue=queue, lost_samples=state.lost_samples + lost), event
+    return replace(state, epoch=replace(state.epoch, clients=tuple(clients))), event
 
 
 def _ejected_for_strikes(state: CoordinatorState, slot: int, ended: Round, now: int) -> Outcome:

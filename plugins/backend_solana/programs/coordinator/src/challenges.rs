@@ -133,6 +133,7 @@ pub fn challenges_advanced(run: &mut Run, current: usize) {
         current,
     };
     let (mut word, mut kept) = (0, 0);
+    let mut again = Again { height: 0, count: 0 };
     for place in 0..run.image.epoch.challenges.len() {
         let one = stored(run, place);
         let due = one.awaits_words(ended);
@@ -142,10 +143,16 @@ pub fn challenges_advanced(run: &mut Run, current: usize) {
             continue; // a proof has decided about the share
         }
         match advance(run, one, &began, if due { first } else { NONE }) {
-            Some(verdict) => judge(run, one, &verdict, began.height, &mut missed),
+            Some(verdict) => {
+                judge(run, one, &verdict, began.height, &mut missed);
+                if verdict.requeue {
+                    again.add(run, one);
+                }
+            }
             None => kept = keep(run, place, kept),
         }
     }
+    again.put(run);
     run.image.epoch.challenges.truncate(kept);
     ejected_by_strikes(run, &mut out);
     if !set::is_empty(&out) {
@@ -177,7 +184,45 @@ fn leave_out(run: &mut Run, out: &Set, height: u32, missed: &mut [u8; MAX_CLIENT
     run.image.epoch.challenges.truncate(kept);
 }
 
-/// What a verdict changes: standings, payments, the samples that are trained again.
+/// The convicted shares of one round, whose samples go back to the queue together: ascending at `heap::returned`.
+struct Again {
+    height: u32,
+    count: usize,
+}
+
+impl Again {
+    /// Adds a share. Shares of a round lie side by side, so each has one place among the others.
+    fn add(&mut self, run: &mut Run, one: &Challenge) {
+        if one.height != self.height {
+            self.put(run);
+            self.height = one.height;
+        }
+        let share = one.share.used();
+        let items = heap::returned();
+        let (mut low, mut high) = (0, self.count);
+        while low < high {
+            let middle = (low + high) / 2;
+            if unsafe { (*items.add(middle)).first } < share[0].first {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        unsafe {
+            core::ptr::copy(items.add(low), items.add(low + share.len()), self.count - low);
+            core::ptr::copy_nonoverlapping(share.as_ptr(), items.add(low), share.len());
+        }
+        self.count += share.len();
+    }
+
+    /// Puts them into the queue.
+    fn put(&mut self, run: &mut Run) {
+        add_returned(run, self.count);
+        self.count = 0;
+    }
+}
+
+/// What a verdict changes: standings and payments.
 #[inline(never)]
 fn judge(run: &mut Run, one: &Challenge, verdict: &Verdict, height: u32, missed: &mut [u8; MAX_CLIENTS]) {
     standings(run.image, one, verdict, height);
@@ -192,9 +237,6 @@ fn judge(run: &mut Run, one: &Challenge, verdict: &Verdict, height: u32, missed:
         client.accepted_rounds = client.accepted_rounds.wrapping_add(1);
     }
     if verdict.requeue {
-        let share = one.share.used();
-        unsafe { core::ptr::copy_nonoverlapping(share.as_ptr(), heap::returned(), share.len()) };
-        add_returned(run, share.len());
         let client = &mut run.image.epoch.clients.items[one.trainer as usize & (MAX_CLIENTS - 1)];
         client.accepted_rounds = client.accepted_rounds.saturating_sub(1);
     }

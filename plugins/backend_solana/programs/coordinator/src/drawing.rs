@@ -21,84 +21,111 @@ pub fn seed_of(seed: u64) -> Seed {
     out
 }
 
-/// What a number is drawn for.
-#[derive(Clone, Copy)]
-struct Label {
-    bytes: [u8; LABEL_BYTES],
+/// What is hashed for a number: domain, seed, length of the label, label, counter. It lies in one place, where only the last two
+/// numbers change.
+struct Source {
+    bytes: [u8; LABEL + LABEL_BYTES + 8],
+    /// Bytes of the label.
     len: usize,
 }
 
-impl Label {
-    fn new(name: &[u8]) -> Label { Label { bytes: [0; LABEL_BYTES], len: 0 }.with(name) }
+const LABEL: usize = DOMAIN.len() + 32 + 4;
+
+impl Source {
+    #[inline(always)]
+    fn new(seed: &Seed, name: &[u8], height: u64) -> Source {
+        let mut source = Source { bytes: [0; LABEL + LABEL_BYTES + 8], len: 0 };
+        source.bytes[..DOMAIN.len()].copy_from_slice(DOMAIN);
+        source.bytes[DOMAIN.len()..DOMAIN.len() + 32].copy_from_slice(seed);
+        source.put(name);
+        source.put(&height.to_le_bytes());
+        source
+    }
 
     #[inline(always)]
-    fn with(mut self, more: &[u8]) -> Label {
-        let end = self.len + more.len();
-        if end <= LABEL_BYTES {
-            self.bytes[self.len..end].copy_from_slice(more);
-            self.len = end;
+    fn put(&mut self, more: &[u8]) {
+        let start = LABEL + self.len;
+        self.bytes[start..start + more.len()].copy_from_slice(more);
+        self.len += more.len();
+    }
+
+    /// The first of the numbers below `below` that are drawn for the label.
+    #[inline(never)]
+    fn number(&mut self, below: u64) -> u64 {
+        self.bytes[LABEL - 4] = self.len as u8;
+        self.first_below(self.len, below)
+    }
+
+    /// The same for the label with a place behind it.
+    #[inline(always)]
+    fn number_at(&mut self, place: u32, below: u64) -> u64 {
+        let start = LABEL + self.len;
+        unsafe { (self.bytes.as_mut_ptr().add(start) as *mut u32).write_unaligned(place) };
+        self.bytes[LABEL - 4] = self.len as u8 + 4;
+        self.first_below(self.len + 4, below)
+    }
+
+    #[inline(never)]
+    fn first_below(&mut self, len: usize, below: u64) -> u64 {
+        let rest = (u64::MAX % below).wrapping_add(1) % below;
+        let mut counter = 0u64;
+        loop {
+            let mut drawn = [0u64; 4];
+            unsafe {
+                let end = LABEL + len;
+                (self.bytes.as_mut_ptr().add(end) as *mut u64).write_unaligned(counter);
+                let part: RawSlice = [self.bytes.as_ptr() as usize, end + 8];
+                sol_sha256(&part as *const RawSlice as *const &[u8], 1, drawn.as_mut_ptr() as *mut u8);
+            }
+            for number in drawn {
+                if number <= u64::MAX.wrapping_sub(rest) {
+                    return number % below;
+                }
+            }
+            counter = counter.wrapping_add(1);
         }
-        self
     }
 }
 
-/// The first of the numbers below `below` that are drawn for a label.
-#[inline(never)]
-fn number(seed: &Seed, label: &Label, below: u64) -> u64 {
-    let rest = (u64::MAX % below).wrapping_add(1) % below;
-    let mut counter = 0u64;
-    loop {
-        let mut drawn = [0u64; 4];
-        let len = (label.len as u32).to_le_bytes();
-        let parts: [&[u8]; 5] = [DOMAIN, seed, &len, &label.bytes[..label.len], &counter.to_le_bytes()];
-        unsafe { sol_sha256(parts.as_ptr(), 5, drawn.as_mut_ptr() as *mut u8) };
-        for number in drawn {
-            if number <= u64::MAX - rest {
-                return number % below;
-            }
-        }
-        counter += 1;
-    }
-}
+/// Address and length, as the hash's syscall takes them.
+type RawSlice = [usize; 2];
 
 /// `count` different numbers below `below`, all if there are fewer (Floyd's algorithm).
-fn distinct(seed: &Seed, label: Label, count: usize, below: usize, out: &mut Set) {
+fn distinct(mut source: Source, count: usize, below: usize, out: &mut Set) {
     *out = [0; 4];
     let count = count.min(below);
     for position in 0..count {
         let last = below - count + position;
-        let drawn = number(seed, &label.with(&(position as u32).to_le_bytes()), last as u64 + 1) as usize;
+        let drawn = source.number_at(position as u32, last as u64 + 1) as usize;
         set::insert(out, if set::has(out, drawn) { last } else { drawn });
     }
 }
 
 /// `count` different ones of the slots.
-fn some(seed: &Seed, label: Label, count: usize, slots: &Set, out: &mut Set) {
+#[inline(never)]
+fn some(source: Source, count: usize, slots: &Set, out: &mut Set) {
     let mut places = [0; 4];
-    distinct(seed, label, count, set::count(slots), &mut places);
+    distinct(source, count, set::count(slots), &mut places);
     of_ranks(slots, &places, out);
 }
 
 /// The slots of a set in a drawn order.
-struct Shuffled<'a> {
-    seed: &'a Seed,
-    label: Label,
+struct Shuffled {
+    source: Source,
     left: Set,
     count: usize,
     position: u32,
 }
 
-impl<'a> Shuffled<'a> {
-    fn of(slots: &Set, seed: &'a Seed, label: Label) -> Shuffled<'a> {
-        Shuffled { seed, label, left: *slots, count: set::count(slots), position: 0 }
-    }
+impl Shuffled {
+    fn of(slots: &Set, source: Source) -> Shuffled { Shuffled { source, left: *slots, count: set::count(slots), position: 0 } }
 
     /// The next one, NONE after the last.
     fn next(&mut self) -> usize {
         if self.count == 0 {
             return NONE;
         }
-        let place = number(self.seed, &self.label.with(&self.position.to_le_bytes()), self.count as u64) as usize;
+        let place = self.source.number_at(self.position, self.count as u64) as usize;
         let slot = set::nth(&self.left, place);
         set::remove(&mut self.left, slot);
         self.count -= 1;
@@ -125,25 +152,25 @@ pub struct Candidates {
 #[inline(never)]
 pub fn challenges(seed: &Seed, of: &Candidates, trainers: &mut Set, verifiers: &mut [u8; MAX_CLIENTS]) {
     *trainers = [0; 4];
-    let (count, height) = (set::count(&of.shares), of.height.to_le_bytes());
+    let count = set::count(&of.shares);
     if count == 0 || of.percent == 0 {
         return;
     }
-    let label = |name: &[u8]| Label::new(name).with(&height);
+    let source = |name: &[u8]| Source::new(seed, name, of.height);
     let (whole, rest) = (count * of.percent / 100, count * of.percent % 100);
-    let one_more = number(seed, &label(b"count"), 100) < rest as u64;
+    let one_more = source(b"count").number(100) < rest as u64;
     let mut drawn = [0; 4];
-    some(seed, label(b"shares"), whole + usize::from(one_more), &of.shares, &mut drawn);
+    some(source(b"shares"), whole + usize::from(one_more), &of.shares, &mut drawn);
     let mut extra = of.watched;
     set::intersect(&mut extra, &of.shares);
     set::subtract(&mut extra, &drawn);
     if !set::is_empty(&extra) {
         let mut more = [0; 4];
-        some(seed, label(b"watched"), MOST_WATCHED, &extra, &mut more);
+        some(source(b"watched"), MOST_WATCHED, &extra, &mut more);
         set::unite(&mut drawn, &more);
     }
-    let mut free = Shuffled::of(&of.members, seed, label(b"verifiers"));
-    let mut order = Shuffled::of(&drawn, seed, label(b"order"));
+    let mut free = Shuffled::of(&of.members, source(b"verifiers"));
+    let mut order = Shuffled::of(&drawn, source(b"order"));
     let (mut first, mut found) = (NONE, 0);
     while found < of.most {
         let trainer = order.next();
@@ -168,7 +195,8 @@ pub fn tie_breakers(seed: &Seed, height: u32, trainer: usize, verifier: usize, m
     let mut others = *members;
     set::remove(&mut others, trainer);
     set::remove(&mut others, verifier);
-    let label = Label::new(b"tie-breakers").with(&u64::from(height).to_le_bytes());
-    let label = label.with(&(trainer as u32).to_le_bytes()).with(&(verifier as u32).to_le_bytes());
-    some(seed, label, TIE_BREAKERS, &others, out);
+    let mut source = Source::new(seed, b"tie-breakers", u64::from(height));
+    source.put(&(trainer as u32).to_le_bytes());
+    source.put(&(verifier as u32).to_le_bytes());
+    some(source, TIE_BREAKERS, &others, out);
 }

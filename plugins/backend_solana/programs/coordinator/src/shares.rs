@@ -283,7 +283,9 @@ fn each_interval(batches: &[Interval], order: &[u8], mut each: impl FnMut(usize,
 pub fn few_intervals(run: &Run, place: usize, order: &[u8], most: usize, out: &mut Set) {
     *out = [u64::MAX; 4];
     let batches = run.image.round(place).batches.used();
-    if batches.len() <= most {
+    // a share of so few samples cannot have more intervals
+    let largest = total_samples(batches).div_ceil(order.len().max(1) as u64);
+    if batches.len() <= most || largest <= most as u64 {
         return;
     }
     let (mut of, mut count) = (NONE, 0);

@@ -1,7 +1,7 @@
 //! One challenge, from its draw to its verdict (psyche_core/verification/challenge.py), and what verdicts mean for a slot
 //! (psyche_core/verification/standing.py). Statements' words are counted where they lie.
 use crate::drawing::{tie_breakers, Seed};
-use crate::image::{stage, Challenge, Image, List, Set, Standing, MAX_JUDGES, MAX_WITNESSES, NONE};
+use crate::image::{stage, Challenge, Image, List, Set, Standing, MAX_JUDGES, MAX_WITNESSES, MAX_WORDS_BYTES, NONE};
 use crate::run::Run;
 use crate::set;
 
@@ -63,20 +63,31 @@ fn counted(run: &Run, current: usize, first: usize, count: usize) -> Tally {
     const COUNTS: [u64; 8] =
         [0, 0x01_01_00_00_01, 0x01_01_00_01_00, 0x01_01_01_00_00, 0x00_01_00_00_00, 0x01_00_00_00_00, 0, 0];
     const _: () = assert!(MAX_WITNESSES < 256);
+    let statements = run.image.round(current).statements.used();
     let (mut sums, mut trainer) = ([0u64; MAX_JUDGES], 0);
-    for statement in run.image.round(current).statements.used() {
-        let mut any = 0;
-        for (judge, sum) in sums.iter_mut().enumerate().take(count) {
-            let word = first + judge;
-            let counts = COUNTS[(statement.words[(word >> 1) % statement.words.len()] >> (4 * (word & 1)) & 7) as usize];
-            *sum += counts;
-            any |= counts >> 32;
+    let (byte, shift) = ((first >> 1).min(MAX_WORDS_BYTES - 1), 4 * (first as u32 & 1));
+    if count == 1 {
+        for statement in statements {
+            sums[0] = sums[0].wrapping_add(COUNTS[(statement.words[byte] >> shift & 7) as usize]);
         }
-        trainer += any as usize;
+        trainer = sums[0] >> 32;
+    } else {
+        for statement in statements {
+            let second = statement.words[(byte + 1).min(MAX_WORDS_BYTES - 1)];
+            let mut words = (u32::from(statement.words[byte]) | u32::from(second) << 8) >> shift;
+            let mut any = 0;
+            for sum in sums.iter_mut().take(count) {
+                let counts = COUNTS[(words & 7) as usize];
+                *sum = sum.wrapping_add(counts);
+                any |= counts;
+                words >>= 4;
+            }
+            trainer += any >> 32;
+        }
     }
     let byte = |sum: u64, place: u32| (sum >> (8 * place) & 0xff) as usize;
     let said = |sum: u64| Said { passed: byte(sum, 0), high: byte(sum, 1), failed: byte(sum, 2), judge_gave: byte(sum, 3) };
-    Tally { judges: sums.map(said), trainer_gave: trainer }
+    Tally { judges: sums.map(said), trainer_gave: trainer as usize }
 }
 
 impl Said {
