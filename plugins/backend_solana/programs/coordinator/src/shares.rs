@@ -249,30 +249,39 @@ pub fn share_order<'a>(run: &Run, place: usize, order: &'a mut Order) -> &'a [u8
     shuffled(&slots, run.image.round(place).seed, order)
 }
 
-/// Calls `each` for every interval of every share of a round: with the share's slot, share by share, not joined where batches meet.
+/// Calls `each` for every interval of the wanted slots' shares of a round, with the slot: share by share, not joined where batches meet.
 #[inline(always)]
-fn each_interval(batches: &[Interval], order: &[u8], mut each: impl FnMut(usize, Interval)) {
+fn each_interval(batches: &[Interval], order: &[u8], wanted: impl Fn(usize) -> bool, mut each: impl FnMut(usize, Interval)) {
     if batches.is_empty() || order.is_empty() {
         return;
     }
     let total = total_samples(batches);
-    let (size, larger) = (total / order.len() as u64, total % order.len() as u64);
-    let (mut batch, mut rest) = (0, batches[0]);
+    let (size, larger) = (total / order.len() as u64, (total % order.len() as u64) as usize);
+    let (mut batch, mut rest, mut passed) = (0, batches[0], 0u64);
     for (part, slot) in order.iter().enumerate() {
-        let mut wanted = size.wrapping_add(u64::from((part as u64) < larger));
-        while wanted > 0 && batch < batches.len() {
+        let samples = size.wrapping_add(u64::from(part < larger));
+        if !wanted(*slot as usize) {
+            passed = passed.wrapping_add(samples);
+            continue;
+        }
+        let mut left = passed.wrapping_add(samples);
+        while left > 0 && batch < batches.len() {
             let here = rest.samples();
-            if here > wanted {
-                let next = rest.first.wrapping_add(wanted);
-                each(*slot as usize, Interval { first: rest.first, last: next.wrapping_sub(1) });
-                rest.first = next;
-                break;
+            let now = here.min(left);
+            let skipped = passed.min(now);
+            if now > skipped {
+                let first = rest.first.wrapping_add(skipped);
+                each(*slot as usize, Interval { first, last: rest.first.wrapping_add(now).wrapping_sub(1) });
             }
-            each(*slot as usize, rest);
-            wanted = wanted.wrapping_sub(here);
-            batch += 1;
-            if batch < batches.len() {
-                rest = batches[batch];
+            passed -= skipped;
+            left -= now;
+            if now < here {
+                rest.first = rest.first.wrapping_add(now);
+            } else {
+                batch += 1;
+                if batch < batches.len() {
+                    rest = batches[batch];
+                }
             }
         }
     }
@@ -289,7 +298,7 @@ pub fn few_intervals(run: &Run, place: usize, order: &[u8], most: usize, out: &m
         return;
     }
     let (mut of, mut count) = (NONE, 0);
-    each_interval(batches, order, |slot, _| {
+    each_interval(batches, order, |_| true, |slot, _| {
         count = if slot == of { count + 1 } else { 1 };
         of = slot;
         if count > most {
@@ -307,13 +316,11 @@ pub fn write_shares(run: &mut Run, place: usize, order: &[u8], first: usize) {
         places[run.image.epoch.challenges.items[number].trainer as usize & (MAX_CLIENTS - 1)] = number as u8 + 1;
     }
     let items = run.image.epoch.challenges.items.as_mut_ptr();
-    each_interval(run.image.round(place).batches.used(), order, |slot, interval| {
-        if places[slot] != 0 {
-            let share = unsafe { &mut (*items.add(places[slot] as usize - 1)).share };
-            if share.len() < MAX_CHALLENGED_INTERVALS {
-                share.items[share.len()] = interval;
-                share.count += 1;
-            }
+    each_interval(run.image.round(place).batches.used(), order, |slot| places[slot] != 0, |slot, interval| {
+        let share = unsafe { &mut (*items.add(places[slot] as usize - 1)).share };
+        if share.len() < MAX_CHALLENGED_INTERVALS {
+            share.items[share.len()] = interval;
+            share.count += 1;
         }
     });
 }

@@ -144,9 +144,11 @@ fn enter(one: &mut Challenge, next: u8, began: &Began) -> Option<Verdict> {
     None
 }
 
+#[inline(never)]
 fn undecided(one: &Challenge) -> Option<Verdict> { Some(Verdict { watch: true, ..closed(one, NONE, &[0; 4], &[0; 4]) }) }
 
 /// A verdict about nothing but who is paid: all who did their part, but those struck, silent or `unpaid`.
+#[inline(never)]
 fn closed(one: &Challenge, strike: usize, missed: &Set, unpaid: &Set) -> Verdict {
     let mut silent = *missed;
     for slot in one.missed.used() {
@@ -196,6 +198,7 @@ fn after_words(run: &Run, one: &mut Challenge, began: &Began, first: usize) -> O
     after_check(one, began, &tally.judges[0])
 }
 
+#[inline(never)]
 fn after_check(one: &mut Challenge, began: &Began, said: &Said) -> Option<Verdict> {
     match said.verdict(began) {
         None => undecided(one),
@@ -216,6 +219,7 @@ fn after_check(one: &mut Challenge, began: &Began, said: &Said) -> Option<Verdic
     }
 }
 
+#[inline(never)]
 fn after_tie_commit(one: &mut Challenge, began: &Began) -> Option<Verdict> {
     let mut silent = [0; 4];
     for judge in one.judges.used() {
@@ -227,6 +231,7 @@ fn after_tie_commit(one: &mut Challenge, began: &Began) -> Option<Verdict> {
     if one.judges.len() < AGREEING { undecided(one) } else { enter(one, stage::TIE_REVEAL, began) }
 }
 
+#[inline(never)]
 fn after_tie(one: &mut Challenge, began: &Began, tally: &Tally, silent: &Set) -> Option<Verdict> {
     let (mut failed, mut passed) = (0, 0);
     for (judge, said) in one.judges.used().iter().zip(&tally.judges) {
@@ -249,6 +254,7 @@ fn after_tie(one: &mut Challenge, began: &Began, tally: &Tally, silent: &Set) ->
 }
 
 /// Takes silent judges out; with `counts` they missed a duty.
+#[inline(never)]
 fn without_judges(one: &mut Challenge, silent: &Set, counts: bool) {
     if set::is_empty(silent) {
         return;
@@ -293,6 +299,7 @@ pub fn without(one: &mut Challenge, ejected: &Set) -> Option<Verdict> {
 }
 
 /// Changes the standings of those that a verdict is about. `height`: of the round that begins.
+#[inline(never)]
 pub fn standings(image: &mut Image, one: &Challenge, verdict: &Verdict, height: u32) {
     let trainer = one.trainer as usize;
     let strike = verdict.strike;
