@@ -44,7 +44,7 @@ def test_the_coordinators_refusals_are_the_programs() -> None:
     for name, place in found.items():
         known = NAMES[int(place)].replace("CheckFailed", "")
         assert re.sub(r"(?<!^)(?=[A-Z])", "_", known).upper() == name
-    unused = {"InvalidCommitteeSelection", "InvalidCommit"}  # the program draws no challenges yet
+    unused = {"InvalidCommitteeSelection"}
     assert {NAMES[place] for place in set(range(len(NAMES))) - {int(place) for place in found.values()}} == unused
 
 

@@ -251,6 +251,7 @@ MODEL = Record(
     split=_model_fields,
 )
 
+
 def _standing_fields(standing: Standing) -> dict[str, Any]:
     high = sum(1 << place for place, one in enumerate(standing.high) if one)
     return {

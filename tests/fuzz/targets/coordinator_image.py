@@ -6,14 +6,12 @@ and the bytes to put there. The first byte chooses the image and whether it is c
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator.canonical_image import SIZE, decode, encode
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import WireError
-from psyche_core.verification.standing import Standing
 from tests.fuzz.mutation import change_bytes
 from tests.fuzz.targets.coordinator_state import rich_state
 from tests.fuzz.targets.run_file import LOCAL_TESTNET
@@ -27,14 +25,7 @@ MEMORY = (4096, 8 * SIZE)
 
 def _images() -> list[bytes]:
     run_file = parse_run_file(LOCAL_TESTNET, source="state.toml")
-    return [encode(_without_challenges(rich_state())), encode(CoordinatorState(run_file.run_id, run_file.config, run_file.model))]
-
-
-def _without_challenges(state: CoordinatorState) -> CoordinatorState:
-    """An image has no place for challenges of shares yet."""
-    clients = tuple(replace(client, standing=Standing()) for client in state.epoch.clients)
-    rounds = tuple(replace(played, recomputing=()) for played in state.epoch.rounds)
-    return replace(state, epoch=replace(state.epoch, clients=clients, rounds=rounds, challenges=()))
+    return [encode(rich_state()), encode(CoordinatorState(run_file.run_id, run_file.config, run_file.model))]
 
 
 _IMAGES = _images()

@@ -18,11 +18,15 @@ from psyche_core.coordinator.state import (
     Epoch,
     EpochEnd,
     EpochRates,
+    OpenChallenge,
     Progress,
+    Root,
     Round,
     Unready,
 )
 from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, WitnessStatement
+from psyche_core.verification.challenge import Stage
+from psyche_core.verification.standing import Standing
 from psyche_core.wire import codec
 
 SMALL = {
@@ -37,6 +41,7 @@ SMALL = {
     "ends": 2,
     "queue": 2,
     "unready": 2,
+    "challenges": 3,
 }
 FULL = {
     "clients": 256,
@@ -50,6 +55,7 @@ FULL = {
     "ends": 4,
     "queue": 64,
     "unready": 256,
+    "challenges": 128,
 }
 
 
@@ -105,6 +111,7 @@ def synthetic(
     ends: int,
     queue: int,
     unready: int,
+    challenges: int,
 ) -> CoordinatorState:
     """A state in which no two neighbouring fields are equal, with so many slots in use in every list."""
 
@@ -118,6 +125,7 @@ def synthetic(
             broadcast_bloom=b"".join(key("bloom", part, *about) for part in range(10)),
             merkle_root=key("root", *about),
             model_digest=key("digest", *about),
+            words=key("words", *about) * (6 if clients == 256 else 1),
         )
 
     def round_(height: int) -> Round:
@@ -131,6 +139,22 @@ def synthetic(
             drain=height % 2 == 1,
             voided=tuple(range(height % 2, clients, 2)),
             history=key("history", height),
+            recomputing=tuple(range(1 - height % 2, clients, 3)),
+        )
+
+    def challenge(place: int) -> OpenChallenge:
+        slots = tuple(slot for slot in range(clients) if slot != place % clients)[: 4 if clients == 256 else 2]
+        return OpenChallenge(
+            height=2**30 + place // clients,
+            trainer=place % clients,
+            verifier=slots[0],
+            since=2**30 + 7 + place,
+            share=intervals(8 if clients == 256 else 2, 2**49 + place),
+            stage=Stage(1 + place % 5),
+            complained=True,
+            roots=tuple(Root(slot, key("commitment", place, slot)) for slot in slots),
+            judges=slots[1:],
+            missed=slots[-1:],
         )
 
     def end(step: int) -> EpochEnd:
@@ -153,6 +177,7 @@ def synthetic(
             missed=255 - slot % 7,
             lost_rounds=255 - slot % 5,
             end_digest=key("end digest", slot),
+            standing=Standing(255 - slot % 3, 2**32 - 4 - slot, (slot % 2 == 0, True, False, True, True)[: 1 + slot % 5]),
         )
         for slot in range(clients)
     ]
@@ -172,6 +197,7 @@ def synthetic(
         repeats=1,
         seed=2**63 + 1,
         rates=EpochRates(earning_total_shared=2**64 - 5, slashing_per_client=3),
+        challenges=tuple(challenge(place) for place in range(challenges)),
     )
     filling = MAX_TABLES_BYTES - len(tables(model(filling=1000))) + 1000 if clients == 256 else 0
     listed = [key("checkpointer", place).hex() for place in range(checkpointers)]

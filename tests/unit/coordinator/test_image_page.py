@@ -290,10 +290,11 @@ def test_no_field_of_the_state_is_left_out() -> None:
             continue
         names = table.model_fields if hasattr(table, "model_fields") else [field.name for field in dataclasses.fields(table)]
         stored = {part.name for part in record.parts if not part.kind.without_value}
-        assert stored | set(layout.NOT_STORED.get(record.title, ())) == set(names), record.title
-        assert not stored & set(layout.NOT_STORED.get(record.title, ()))
+        if record.title == "Standing":  # three scores in two bytes
+            stored = stored - {"scores"}
+        assert stored == set(names), record.title
         seen.add(record.title)
-    assert len(seen) == 13, seen
+    assert len(seen) == 16, seen
 
 
 def test_fields_off_their_alignment_are_refused() -> None:

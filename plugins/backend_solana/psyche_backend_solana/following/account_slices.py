@@ -26,6 +26,7 @@ from psyche_core.coordinator.commands import EpochDigest, WarmupWitness, Witness
 from psyche_core.coordinator.state import STORED_ROUNDS, CoordinatorState
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.types import MAX_WITNESSES, ClientState, RunState
+from psyche_core.verification.drawing import MOST_WATCHED
 
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 _BETWEEN = (RunState.WaitingForMembers, RunState.Warmup, RunState.Cooldown)
@@ -230,9 +231,10 @@ def _plain(
         if name in ("epoch", "rounds") or name in without or HEADER_BYTES + part.offset < HEAD.end:
             continue
         if isinstance(part.kind, List):
-            field = "epoch.clients" if name == "clients" else name
-            more = 0 if name == "clients" else min(count, _MORE) if name in _ONE_EACH else _MORE
-            held = before.epoch.clients if name == "clients" else getattr(before, name)
+            of_epoch = name in ("clients", "challenges")
+            field = f"epoch.{name}" if of_epoch else name
+            more = min(count, _MORE) if name in _ONE_EACH else _more_of_epoch(before, name) if of_epoch else _MORE
+            held = getattr(before.epoch if of_epoch else before, name)
             entries = min(len(held) + more, part.kind.capacity)
             slices.append(_listed(field, entries, part.kind.item.size))
             lists.append((_at(field), entries))
@@ -240,6 +242,15 @@ def _plain(
             slices.append(Slice(HEADER_BYTES + part.offset, HEADER_BYTES + part.offset + part.kind.size))
     counted = Slice(_at(_GONE), _at(_GONE) + _COUNT_BYTES)
     return _merged((*slices, counted)), tuple(lists), (counted,)
+
+
+def _more_of_epoch(before: CoordinatorState, name: str) -> int:
+    """How many clients or open challenges one more round can add: the drawn shares, rounded up, and those that are watched."""
+    percent = before.config.verification_percent
+    if name == "clients" or percent == 0:
+        return 0
+
+    return len(before.epoch.clients) * percent // 100 + 1 + MOST_WATCHED
 
 
 def gathered(copy: Copy, plan: Plan, head: bytes, contents: Sequence[bytes]) -> Copy | None:

@@ -239,9 +239,7 @@ def witness(run: Run, statement: WitnessStatement, *, user: Pubkey, metadata: by
 
 def verifier_commit(run: Run, command: VerifierCommit, *, user: Pubkey) -> Instruction:
     """Commit to the gradient of a challenged share, or complain that the trainer has not given its signs."""
-    place = _packed(
-        "<IQIH", command.epoch, command.seed, command.height, command.trainer, what="epoch, seed, round and trainer"
-    )
+    place = _packed("<IQIH", command.epoch, command.seed, command.height, command.trainer, what="epoch, seed, round and trainer")
     root = b"\0" if command.commitment is None else b"\1" + _exactly(command.commitment, 32, "commitment")
     return _instruction(run, Number.verifier_commit, place + root, _members(run, user))
 

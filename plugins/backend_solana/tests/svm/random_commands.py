@@ -271,8 +271,14 @@ class RandomCommands:
             bloom.add(self.commitment(state, about, other, payload(about, other, version)))
         digest = hashlib.sha256(b"%d" % (slot if self.chance(self.blind) else current.step)).digest()
         return WitnessStatement(
-            state.progress.epoch, current.height, slot, bitmap(seen), bloom.to_bytes(), bytes([current.height % 256]) * 32, digest,
-            self.words(state),
+            epoch=state.progress.epoch,
+            height=current.height,
+            index=slot,
+            participants=bitmap(seen),
+            broadcast_bloom=bloom.to_bytes(),
+            merkle_root=bytes([current.height % 256]) * 32,
+            model_digest=digest,
+            words=self.words(state),
         )
 
     def words(self, state: CoordinatorState) -> bytes:
@@ -286,7 +292,8 @@ class RandomCommands:
                 word = Word.PASSED if alike.random() < 0.7 else Word.TRAINER_MISSING
             said.append(self.random.choice(list(Word)) if self.chance(self.doubtful) else word)
         words = encode_words(said)
-        return words if not self.chance(0.01) else self.random.choice([b"", b"\x11", words + b"\0", bytes(192), b"\xff" * len(words)])
+        wrong = (b"", b"\x11", words + b"\0", bytes(192), b"\xff" * len(words))
+        return self.random.choice(wrong) if self.chance(0.01) else words
 
     def next_duty(self, state: CoordinatorState) -> Command:
         """What is still to be committed to, else a statement."""

@@ -46,9 +46,9 @@ pub struct Coordinator {
 
 pub const INSTANCE_BYTES: usize = core::mem::size_of::<Instance>();
 pub const BYTES: usize = core::mem::size_of::<Coordinator>();
-/// Bytes of versions 1 to 3, and where their images say what the run does: all that `free` has to know of them.
-pub const OLD_BYTES: [usize; 3] = [161_056, 165_152, 188_104];
-pub const OLD_RUN_STATE: [usize; 3] = [1_344 + 120, 1_344 + 120, 1_344 + 152];
+/// Bytes of versions 1 to 4, and where their images say what the run does: all that `free` has to know of them.
+pub const OLD_BYTES: [usize; 4] = [161_056, 165_152, 188_104, 188_424];
+pub const OLD_RUN_STATE: [usize; 4] = [1_344 + 120, 1_344 + 120, 1_344 + 152, 1_344 + 152];
 
 const _: () = {
     assert!(INSTANCE_BYTES == 256 && BYTES == 259_216);
@@ -62,7 +62,7 @@ unsafe impl Record for Instance {
 
 unsafe impl Record for Coordinator {
     const MAGIC: [u8; 8] = *b"PsycheCo";
-    const VERSION: u32 = 4;
+    const VERSION: u32 = 5;
 }
 
 pub fn run_id_len(run_id: &[u8; 32]) -> usize { run_id.iter().position(|byte| *byte == 0).unwrap_or(32) }

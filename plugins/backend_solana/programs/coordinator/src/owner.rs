@@ -105,7 +105,7 @@ fn free_old(input: &Input, authority: &Account, instance: &Account, account: &Ac
         return Err(Error::WRONG_KIND.into());
     }
     let version = unsafe { (*(account.ptr() as *const Header)).version };
-    if !matches!(version, 1..=3) || account.len() != OLD_BYTES[version as usize - 1] {
+    if !matches!(version, 1..=4) || account.len() != OLD_BYTES[version as usize - 1] {
         return Err(Error::WRONG_VERSION.into());
     }
     let of = unsafe { &*(account.ptr().add(core::mem::offset_of!(Coordinator, instance)) as *const [u8; 32]) };

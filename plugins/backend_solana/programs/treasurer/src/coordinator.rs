@@ -10,7 +10,7 @@ use crate::run::{Run, SEED};
 use crate::BAD_IMAGE;
 
 pub const MAGIC: [u8; 8] = *b"PsycheCo";
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 pub const BYTES: usize = 259_216;
 pub const IMAGE: usize = 1_344;
 

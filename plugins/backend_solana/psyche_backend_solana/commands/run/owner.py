@@ -354,12 +354,6 @@ def read_config(path: Path) -> tuple[CoordinatorConfig, ModelConfig]:
             "members read it themselves, for instance data_location.Http, Preprocessed or Local"
         )
         raise ConfigError(message)
-    if run_file.config.verification_percent:
-        message = (
-            f"{path}: config.verification_percent = {run_file.config.verification_percent}: must be 0: the programs on the chain "
-            "do not draw challenges of shares yet; only runs of a server check them"
-        )
-        raise ConfigError(message)
 
     return run_file.config, run_file.model
 
