@@ -90,7 +90,7 @@ def test_the_account_has_its_magic(chain: CoordinatorSvm, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("version", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 6])
 def test_the_account_has_its_version(chain: CoordinatorSvm, name: str, version: int) -> None:
     given, key = every(chain)[name]
     chain.put(chain.run.account, chain.data()[:8] + version.to_bytes(4, "little") + chain.data()[12:])
@@ -213,7 +213,7 @@ def test_a_halted_run_is_freed(chain: CoordinatorSvm) -> None:
     chain.put(chain.run.instance, bytes(instance.data))
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_run_of_an_older_version_is_only_freed(chain: CoordinatorSvm, version: int) -> None:
     given = owners(chain, chain.owner.pubkey())["free"]
     content = old(chain, version)
@@ -248,7 +248,7 @@ def test_foreign_accounts_are_not_read() -> None:
         CoordinatorAccount.parse(b"")
     with pytest.raises(WireError, match="begin with"):
         CoordinatorAccount.parse(bytes(ACCOUNT_BYTES))
-    with pytest.raises(WireError, match="version 4"):
+    with pytest.raises(WireError, match="version 5"):
         CoordinatorAccount.parse(b"PsycheCo\2".ljust(ACCOUNT_BYTES, b"\0"))
     with pytest.raises(WireError, match="256"):
         RunInstance.parse(bytes(255))

@@ -19,8 +19,10 @@ from psyche_core.coordinator.canonical_image.kinds import U8, U64, Kind
 from psyche_core.coordinator.canonical_image.layout import IMAGE
 from psyche_core.coordinator.canonical_image.page import markdown
 from psyche_core.coordinator.canonical_image.records import List, Record
-from psyche_core.coordinator.state import Account, EndReason, EpochEnd, EpochRates, Unready
+from psyche_core.coordinator.state import Account, EndReason, EpochEnd, EpochRates, OpenChallenge, Root, Unready
 from psyche_core.types import BatchId, ClientState, RunState
+from psyche_core.verification.challenge import Stage
+from psyche_core.verification.standing import Standing
 from psyche_core.wire import codec
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "canonical-image.md"
@@ -120,17 +122,47 @@ def rich(started: Any) -> Any:
         unready=(Unready(b"\x21" * 32, 34), Unready(b"\x23" * 32, 36)),
     )
     assert [len(stored.statements) > 0 for stored in state.epoch.rounds] == [True] * 4
-    return state
+    first, *others = state.epoch.clients
+    played, *later = state.epoch.rounds
+    spoken = replace(played.statements[0], words=b"\x21\x03")
+    played = replace(played, recomputing=(0, 3), statements=(spoken, *played.statements[1:]))
+    challenge = OpenChallenge(
+        height=39,
+        trainer=1,
+        verifier=2,
+        since=41,
+        share=(BatchId(42, 43),),
+        stage=Stage.TIE_REVEAL,
+        complained=True,
+        roots=(Root(2, b"\x44" * 32),),
+        judges=(0, 3),
+        missed=(4,),
+    )
+    epoch = replace(
+        state.epoch,
+        clients=(replace(first, standing=Standing(2, 50, (True, False, True))), *others),
+        rounds=(played, *later),
+        challenges=(challenge, replace(challenge, trainer=3)),
+    )
+    return replace(state, epoch=epoch)
 
 
 def expected_bytes(state: Any, name: str, size: int) -> bytes | None:
     """What the page promises for a field, worked out from the state alone; None for a slot that is not in use."""
     if name in ("magic", "version", "size"):
-        return {"magic": b"PsycheSt", "version": b"\4\0\0\0", "size": SIZE.to_bytes(4, "little")}[name]
+        return {"magic": b"PsycheSt", "version": b"\5\0\0\0", "size": SIZE.to_bytes(4, "little")}[name]
     if name.endswith("padding"):
         return bytes(size)
     value: Any = state
     steps = re.findall(r"\w+", name)
+    if "words" in steps:
+        words = expected_bytes(state, name[: name.index(".words") + len(".words")], 0)
+        return words if words is None else len(words).to_bytes(4, "little") if steps[-1] == "length" else words.ljust(size, b"\0")
+    if steps[-1] in ("scores", "high") and steps[-2] == "standing":
+        slot = int(steps[2])
+        high = state.epoch.clients[slot].standing.high if slot < len(state.epoch.clients) else None
+        number = 0 if high is None else len(high) if steps[-1] == "scores" else sum(1 << at for at, one in enumerate(high) if one)
+        return None if high is None else bytes([number])
     if steps[0] == "model":
         return expected_of_model(state.model.LLM, steps[1:], size)
     for step in steps:

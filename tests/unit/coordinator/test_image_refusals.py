@@ -104,16 +104,22 @@ def slots_of(state: Any, path: str = "") -> dict[str, Any]:
     found = {"": IMAGE}
     for name, record in (
         ("epoch.clients", "Client"),
+        ("epoch.challenges", "OpenChallenge"),
         ("pending", "NodeIdentity"),
         ("requeue", "BatchId"),
         ("accounts", "Account"),
         ("ends", "EpochEnd"),
         ("unready", "Unready"),
     ):
-        items = state.epoch.clients if name == "epoch.clients" else getattr(state, name)
+        held, _, last = name.rpartition(".")
+        items = getattr(state.epoch if held else state, last)
         found |= {f"{name}[{slot}]": slot_records(IMAGE)[record] for slot in range(len(items))}
     for at, end in (("stored", state.stored), *((f"ends[{place}]", end) for place, end in enumerate(state.ends))):
         found |= {f"{at}.queue[{slot}]": slot_records(IMAGE)["BatchId"] for slot in range(len(end.queue))}
+    for place, challenge in enumerate(state.epoch.challenges):
+        at = f"epoch.challenges[{place}]"
+        found |= {f"{at}.share[{slot}]": slot_records(IMAGE)["BatchId"] for slot in range(len(challenge.share))}
+        found |= {f"{at}.roots[{slot}]": slot_records(IMAGE)["Root"] for slot in range(len(challenge.roots))}
     for place, stored in enumerate(state.epoch.rounds):
         at = f"epoch.rounds[{place}]"
         found[at] = slot_records(IMAGE)["Round"]
@@ -135,7 +141,7 @@ def test_every_padding_byte_must_be_zero() -> None:
                 with pytest.raises(WireError, match=rf" at byte {at}: expected zero in padding, got 0x80"):
                     decode(patched(image, at, b"\x80"))
                 tried += 1
-    assert tried == 71 + 2 * 4 + 4 * (3 + 4 + 4) + 8 * 2
+    assert tried == 75 + 2 * 4 + 4 * (3 + 4 + 4) + 8 * (2 + 4) + 3 * (2 + 4 * 4) + 3 * 2 * 2 + 3 * 1
 
 
 @pytest.mark.parametrize(
@@ -180,7 +186,7 @@ SIGNER = identity(0).signer
     ("field", "value", "sentence"),
     [
         ("magic", b"X", "magic at byte 0: expected b'PsycheSt', got b'XsycheSt'; this is no image of a coordinator's state"),
-        ("version", b"\1", "version at byte 8: expected 4, got 1; update the older side"),
+        ("version", b"\1", "version at byte 8: expected 5, got 1; update the older side"),
         ("size", b"\0", f"size at byte 12: expected {SIZE}, got"),
         ("run_id", b"a\0b", "run_id at byte 17: expected nothing but zero bytes after the end of the text"),
         ("run_id", b"a\xffrun", "run_id at byte 17: expected UTF-8, got 0xff"),
@@ -246,7 +252,7 @@ def test_the_byte_of_a_refusal_is_the_field_s() -> None:
 
 def test_another_version_is_named_before_its_size() -> None:
     image = encode(synthetic(**SMALL))
-    with pytest.raises(WireError, match="version at byte 8: expected 4, got 9"):
+    with pytest.raises(WireError, match="version at byte 8: expected 5, got 9"):
         decode(patched(image, 8, b"\x09")[:-100])
 
 

@@ -139,13 +139,10 @@ def test_no_client_has_that_version_so_it_is_refused_before_anything_is_sent(she
 
 def test_what_cannot_work_on_a_chain_is_refused(shell: Shell, run: str, tmp_path: Path) -> None:
     shell("set-paused", "-r", run, wallet="owner")
-    for old, new, said in (
-        ('data_location = "Dummy"', 'data_location = { Server = "127.0.0.1:20001" }', "a run on a chain has no data server"),
-        ("verification_percent = 0", "verification_percent = 10", "config.verification_percent = 10: must be 0"),
-    ):
-        (tmp_path / "config.toml").write_text(CONFIG.replace(old, new))
-        path = str(tmp_path / "config.toml")
-        assert said in shell("update-config", "-r", run, "--config-path", path, wallet="owner", code=2)
+    server = 'data_location = { Server = "127.0.0.1:20001" }'
+    (tmp_path / "config.toml").write_text(CONFIG.replace('data_location = "Dummy"', server))
+    said = shell("update-config", "-r", run, "--config-path", str(tmp_path / "config.toml"), wallet="owner", code=2)
+    assert "a run on a chain has no data server" in said
 
 
 def test_rates(shell: Shell, run: str) -> None:
