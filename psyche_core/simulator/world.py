@@ -406,7 +406,8 @@ class World:
             return self.announced.payloads_of(work.payload_hashes, work.commitments, held)
 
         masters = node.replica.snapshot()
-        self.replicas.record_masters(before, payloads, masters)
+        if not node.corrupted:  # nobody can say what is in masters of which a bit flipped
+            self.replicas.record_masters(before, payloads, masters)
         if not node.liar and not node.corrupted:
             self.replicas.applied(node.name, (lineage, *place), payloads=payloads(), before=before, masters=masters)
 
