@@ -65,7 +65,7 @@ DESCRIBED: Mapping[type[schema.Table], Mapping[str, Key]] = MappingProxyType(
             ),
             "global_batch_size_end": Key(_SAMPLES, "Batch of a round after the warm-up.", "at least global_batch_size_start"),
             "verification_percent": Key(
-                "percent", "Share of results that other members recompute and check. 0: off.", "0 to 100; above 0 not on a chain"
+                "percent", "Share of results that other members recompute and check. 0: off.", "0 to 100"
             ),
             "waiting_for_members_extra_time": Key(
                 _S, "Time to wait for more members once there are init_min_clients.", "at least 1"

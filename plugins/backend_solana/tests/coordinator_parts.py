@@ -29,6 +29,7 @@ STATEMENT = WitnessStatement(0, 0, 0, bytes(32), bytes(320), bytes(32), bytes(32
 PROOF = commands.Equivocation(
     member(0), 0, 0, 0, commands.SignedResult(bytes(32), bytes(64)), commands.SignedResult(b"\1" * 32, bytes(64))
 )
+COMMIT = commands.VerifierCommit(member(0), 0, seed=0, height=0, trainer=0, commitment=b"r" * 32)
 THIEF = Keypair.from_seed(b"t" * 32)
 
 
@@ -60,6 +61,7 @@ def members(chain: CoordinatorSvm, user: Pubkey) -> dict[str, Instruction]:
         "checkpoint": layout.checkpoint(run, None, user=user),
         "epoch_digest": layout.epoch_digest(run, user=user, epoch=0, index=0, digest=b"d" * 32),
         "equivocation": layout.equivocation(run, PROOF, user=user),
+        "verifier_commit": layout.verifier_commit(run, COMMIT, user=user),
     }
 
 
@@ -70,7 +72,18 @@ def every(chain: CoordinatorSvm) -> dict[str, tuple[Instruction, Keypair]]:
 
 
 OWNERS = ("free", "stage", "update", "rates", "paused", "expel", "back", "settle")
-MEMBERS = ("join", "withdraw", "tick", "witness", "warmup_witness", "health_check", "checkpoint", "equivocation", "epoch_digest")
+MEMBERS = (
+    "join",
+    "withdraw",
+    "tick",
+    "witness",
+    "warmup_witness",
+    "health_check",
+    "checkpoint",
+    "equivocation",
+    "epoch_digest",
+    "verifier_commit",
+)
 
 EVERY = (*OWNERS, *MEMBERS)
 
@@ -97,5 +110,5 @@ def refused(chain: CoordinatorSvm, given: Instruction, *signers: Keypair) -> str
 def old(chain: CoordinatorSvm, version: int, *, run_state: RunState = RunState.Paused) -> bytes:
     """The account as an older version had it, as far as anything is known of it: its header, and what its image begins with."""
     header = chain.data()[:8] + version.to_bytes(4, "little") + chain.data()[12:HEADER_BYTES]
-    begun = b"PsycheSt" + bytes(144 if version == 3 else 112) + bytes([run_state])
+    begun = b"PsycheSt" + bytes(144 if version >= 3 else 112) + bytes([run_state])
     return (header + begun).ljust(OLD_ACCOUNT_BYTES[version], b"\0")

@@ -50,6 +50,7 @@ from psyche_core.coordinator.commands import (
     SetFutureEpochRates,
     Tick,
     UpdateConfig,
+    VerifierCommit,
     WarmupWitness,
     Withdraw,
     Witness,
@@ -313,7 +314,13 @@ class ModelChain:
             case Number.tick:
                 return Tick()
             case Number.witness:
-                return Witness(sender, STATEMENT.read(body[: STATEMENT.size], 0))
+                said = STATEMENT.part("words").offset
+                count, words = body[said], body[said + 1 : said + 1 + body[said]]
+                padded = body[:said] + count.to_bytes(4, "little") + bytes(4) + words
+                return Witness(sender, STATEMENT.read(padded.ljust(STATEMENT.size, b"\0"), 0))
+            case Number.verifier_commit:
+                epoch, seed, height, trainer = struct.unpack_from("<IQIH", body)
+                return VerifierCommit(sender, epoch, seed, height, trainer, body[19:51] if body[18] else None)
             case Number.warmup_witness:
                 epoch, index = struct.unpack_from("<IH", body)
                 return WarmupWitness(sender, epoch, index, body[6:38])

@@ -66,7 +66,7 @@ def test_data_that_ends_early(chain: CoordinatorSvm, name: str) -> None:
 
 
 def test_an_unknown_instruction(chain: CoordinatorSvm) -> None:
-    for number in (14, 19):
+    for number in (14, 20):
         assert refused(chain, Instruction(layout.PROGRAM_ID, bytes([number]), []), THIEF) == "BadInstruction"
 
 

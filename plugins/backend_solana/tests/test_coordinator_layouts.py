@@ -146,7 +146,7 @@ def test_an_account_is_read_as_it_was_written() -> None:
     chain.begin(state)
     found = CoordinatorAccount.parse(chain.data())
     assert (found.state, found.instance, found.client_version, found.nonce) == (state, chain.run.instance, "1", 1)
-    assert (len(chain.data()), HEADER_BYTES + image.SIZE) == (ACCOUNT_BYTES, 184_328)
+    assert (len(chain.data()), HEADER_BYTES + image.SIZE) == (ACCOUNT_BYTES, 255_120)
     assert chain.do(proved(0, chain.instance), state).refusal is None
     assert chain.account.state is not None
     assert chain.account.state.pending == (member(0),)
@@ -156,7 +156,7 @@ def test_offsets_are_the_pages() -> None:
     """The page gives the account's fields by offset; the program's structure is checked when it is compiled."""
     page = Path(__file__).parents[3] / "docs" / "reference" / "solana-programs.md"
     text = page.read_text()
-    for line in ("| 544 | working memory 800", "| 1344 | canonical image", "| 184008 | staging 4096"):
+    for line in ("| 544 | working memory 800", "| 1344 | canonical image", "| 255120 | staging 4096"):
         assert line in text
     for number in layout.Number:
         assert f"| {int(number)} | {number.name} |" in text

@@ -29,6 +29,7 @@ KINDS = {
     "Settle",
     "Tick",
     "UpdateConfig",
+    "VerifierCommit",
     "WarmupWitness",
     "Withdraw",
     "Witness",

@@ -155,7 +155,7 @@ def expected_bytes(state: Any, name: str, size: int) -> bytes | None:
         return bytes(size)
     value: Any = state
     steps = re.findall(r"\w+", name)
-    if "words" in steps:
+    if steps[-2:-1] == ["words"]:
         words = expected_bytes(state, name[: name.index(".words") + len(".words")], 0)
         return words if words is None else len(words).to_bytes(4, "little") if steps[-1] == "length" else words.ljust(size, b"\0")
     if steps[-1] in ("scores", "high") and steps[-2] == "standing":
