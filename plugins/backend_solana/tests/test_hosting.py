@@ -15,7 +15,8 @@ from solders.pubkey import Pubkey
 
 from psyche_backend_solana.backend import PollIntervals, SolanaBackend
 from psyche_backend_solana.following.watcher import WatcherIntervals
-from psyche_backend_solana.hosting.local_run import LocalRun, lost
+from psyche_backend_solana.hosting.local_run import LocalRun
+from psyche_backend_solana.hosting.state_events import lost
 from psyche_backend_solana.hosting.testnet_member import lose_route, member_options
 from psyche_backend_solana.layouts import tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES

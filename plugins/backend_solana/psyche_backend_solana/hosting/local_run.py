@@ -20,6 +20,7 @@ from solders.pubkey import Pubkey
 from psyche_backend_solana.following.chain_clock import ChainClock
 from psyche_backend_solana.following.watcher import AccountReading, Watcher, WatcherIntervals
 from psyche_backend_solana.hosting.new_run import SEND_SECONDS, TREASURER_INDEX, make_run
+from psyche_backend_solana.hosting.state_events import events_between
 from psyche_backend_solana.layouts import coordinator, tokens, treasurer
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings
@@ -31,7 +32,6 @@ from psyche_backend_solana.rpc.failures import RpcError
 from psyche_backend_solana.sending import ticker
 from psyche_backend_solana.sending.sender import Sender
 from psyche_backend_solana.wallet import Wallet
-from psyche_core.coordinator.commands import ClientsExited, Event
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, CommandRefused, UserError
 from psyche_core.hookspecs import ServerContext
@@ -176,7 +176,7 @@ class LocalRun(BackendServer):
 
         before, self._state, self._nonce = self._state, state, reading.account.nonce
         if self._context.on_event is not None and state != before:
-            self._context.on_event(state, lost(before, state))
+            self._context.on_event(state, events_between(before, state))
         if state.run_state is RunState.Finished:
             self._finished.set()
 
@@ -199,12 +199,3 @@ class LocalRun(BackendServer):
             except (BackendError, RpcError, TimeoutError) as error:
                 logger.info("a tick was refused: %s", error)
             self._watcher.refresh()
-
-
-def lost(before: CoordinatorState, after: CoordinatorState) -> tuple[Event, ...]:
-    """Events for members that stopped being healthy between two states of one epoch."""
-    if before.progress.epoch != after.progress.epoch or len(before.epoch.clients) != len(after.epoch.clients):
-        return ()
-
-    slots = tuple(slot for slot in before.healthy_slots if slot not in after.healthy_slots)
-    return (ClientsExited(epoch=after.progress.epoch, slots=slots),) if slots else ()
