@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,10 @@ class Chain:
         self.providers = tuple(re.findall(r"^RPC (\S+)", (folder / "chain.log").read_text(), flags=re.MULTILINE))
         assert len(self.providers) == 2, self.end_of("chain")
 
-    def start(self, name: str, *arguments: object) -> None:
+    def start(self, name: str, *arguments: object, inside: Sequence[object] = ()) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "psyche_core", *map(str, arguments)],
+                [*map(str, inside), sys.executable, "-m", "psyche_core", *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.conftest import LocalTestnet
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 
 RUN = "paid-run"
+CHEATING = Path(__file__).with_name("cheating_client.py")
 MEMBERS = ("client-1", "client-2", "client-3")
 STEPS, ROUNDS = 12, 6
 TOKENS = 3
@@ -41,6 +43,15 @@ def config(local_testnet: LocalTestnet, tmp_path: Path) -> Path:
     return tiny_run(folder, tmp_path / "tokens", count=200_000)
 
 
+def start_member(chain: Chain, config: Path, name: str, wallet: Path, *, inside: Sequence[object] = ()) -> None:
+    """inside: a command that runs the client."""
+    where = ("--backend", "solana", "--rpc", chain.providers[0], "--rpc-2", chain.providers[1], "-w", wallet)
+    here = ("--bind-p2p-interface", "127.0.0.1", "--device", "cpu", "--base", config.parent)
+    how = (*here, "--torch-threads", 1, "--micro-batch-size", 4)
+    log = ("--logs", "none", "--events-file", chain.folder / f"{name}.jsonl", "--cache-dir", chain.folder / f"{name}-cache")
+    chain.start(name, "client", "train", "--run-id", RUN, *where, *how, *log, inside=inside)
+
+
 def test_members_of_a_run_on_a_chain_are_paid_though_an_rpc_provider_dies_midway(chain: Chain, config: Path) -> None:
     owner = chain.wallet("owner")
     mint = chain.ask("solana", "create-token", "--supply", 100, "-w", owner)["mint"]
@@ -54,21 +65,7 @@ def test_members_of_a_run_on_a_chain_are_paid_though_an_rpc_provider_dies_midway
 
     wallets = {name: chain.wallet(name) for name in MEMBERS}
     for name, wallet in wallets.items():
-        where = ("--backend", "solana", "--rpc", chain.providers[0], "--rpc-2", chain.providers[1], "-w", wallet)
-        how = (
-            "--bind-p2p-interface",
-            "127.0.0.1",
-            "--device",
-            "cpu",
-            "--torch-threads",
-            1,
-            "--micro-batch-size",
-            4,
-            "--base",
-            config.parent,
-        )
-        log = ("--logs", "none", "--events-file", chain.folder / f"{name}.jsonl", "--cache-dir", chain.folder / f"{name}-cache")
-        chain.start(name, "client", "train", "--run-id", RUN, *where, *how, *log)
+        start_member(chain, config, name, wallet)
 
     def steps(name: str) -> list[int]:
         return [event.step for event in chain.told(name) if isinstance(event, StepApplied)]
@@ -94,3 +91,33 @@ def test_members_of_a_run_on_a_chain_are_paid_though_an_rpc_provider_dies_midway
     assert all(paid.values()), paid
     epochs = STEPS // ROUNDS
     assert epochs * (POINTS - len(MEMBERS)) < sum(paid.values()) <= epochs * POINTS, "all was paid but fractions"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["other-data", "false-gradients"])
+def test_a_cheat_is_ejected_from_a_run_on_a_chain_and_slashed(chain: Chain, local_testnet: LocalTestnet, kind: str) -> None:
+    checked = {"verification_percent": 50, "init_min_clients": 5, "min_clients": 3, "max_round_train_time": 20}
+    batch = {"global_batch_size_start": 10, "global_batch_size_end": 10}
+    folder = local_testnet(total_steps=40, rounds_per_epoch=40, warmup_steps=2, **checked, **batch)
+    config = tiny_run(folder, chain.folder / "tokens", count=200_000)
+    owner = chain.wallet("owner")
+    of_run, by_owner = ("-r", RUN), ("-w", owner)
+    chain.ask("run-manager", "create-run", *of_run, "-c", "test", *by_owner)
+    chain.ask("run-manager", "update-config", *of_run, "--config-path", config, *by_owner)
+    rates = ("--earning-rate-total-shared", 1000, "--slashing-rate-per-client", 7)
+    chain.ask("run-manager", "set-future-epoch-rates", *of_run, *rates, *by_owner)
+    chain.ask("run-manager", "join-authorization-create", "--authorizer", EVERYBODY, *by_owner)
+    chain.ask("run-manager", "set-paused", *of_run, "--resume", *by_owner)
+    honest = [f"client-{number}" for number in range(1, 5)]
+    for name in (*honest, "cheat"):
+        inside = (sys.executable, CHEATING, kind) if name == "cheat" else ()
+        start_member(chain, config, name, chain.wallet(name), inside=inside)
+
+    cheat = chain.processes.pop("cheat")
+    assert cheat.wait(timeout=240) == 1, "who is ejected has failed"
+    (ended,) = [event for event in chain.told("cheat") if isinstance(event, Ended)]
+    assert "failed twice in this epoch" in ended.reason
+    chain.until(lambda: all(chain.processes[name].poll() == 0 for name in honest), seconds=240)
+    accounts = chain.ask("run-manager", "json-dump-run", *of_run)["accounts"]
+    assert [account["slashed"] for account in accounts if account["slashed"]] == [7]
+    assert sum(account["earned"] > 0 for account in accounts) == len(honest)
