@@ -56,6 +56,7 @@ def _tables() -> Iterator[str]:
     yield from _table("`[config]`", schema.CoordinatorConfig)
     yield from _table("`[model.LLM]`", schema.LLMConfig)
     yield from _table("`[model.network]`", schema.NetworkConfig)
+    yield from _table("`[model.verification]`", schema.VerificationConfig)
     yield from _table("`[progress]`", schema.ProgressConfig)
     yield "## Learning-rate schedules\n"
     yield "`model.LLM.lr_schedule` is one of these tables, for instance `[model.LLM.lr_schedule.Cosine]`.\n"

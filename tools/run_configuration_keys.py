@@ -133,12 +133,23 @@ DESCRIBED: Mapping[type[schema.Table], Mapping[str, Key]] = MappingProxyType(
         schema.ModelConfig: {
             "LLM": Key("", "The model, its data and its optimizer."),
             "network": Key("", "How members reach each other. Not in the reference."),
+            "verification": Key("", "With which scores a checked share passes. Not in the reference."),
         },
         schema.NetworkConfig: {
             "relays": Key(
                 "",
                 "URLs of relays for members that cannot reach each other directly; no others are used. Not in the reference.",
                 "at most 8, http(s)://HOST[:PORT]",
+            ),
+        },
+        schema.VerificationConfig: {
+            "threshold": Key(
+                "", "Largest score with which a share passes; `psyche bench verification` proposes one. Not in the reference."
+            ),
+            "median_threshold": Key(
+                "",
+                "A member with a larger score in most of its last five checks gets a strike. Not in the reference.",
+                "at most threshold",
             ),
         },
         data_file.DataFile: {

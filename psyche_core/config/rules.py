@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from psyche_core.config.schema import MAX_STRING_BYTES, MAX_URL_BYTES, CoordinatorConfig, ModelConfig, ProgressConfig
+from psyche_core.config.schema import MAX_STRING_BYTES, MAX_URL_BYTES, OWN_TABLES, CoordinatorConfig, ModelConfig, ProgressConfig
 from psyche_core.config.sentences import shown
 from psyche_core.errors import ConfigError
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES
@@ -110,6 +110,12 @@ def model_problems(model: ModelConfig) -> Iterator[str]:
 
     yield from _schedule_problems(llm.lr_schedule.name, llm.lr_schedule.settings or {})
 
+    scores = model.thresholds
+    if scores.median_threshold > scores.threshold:
+        yield (
+            f"model.verification.median_threshold = {scores.median_threshold}: must be at most threshold ({scores.threshold}), "
+            "since a share with a larger score does not pass"
+        )
     try:
         model_tables(model)
     except ConfigError as error:
@@ -117,15 +123,15 @@ def model_problems(model: ModelConfig) -> Iterator[str]:
 
 
 def model_tables(model: ModelConfig) -> bytes:
-    """Return canonical CBOR of the keys of model.LLM that coordinators only store, and of model.network, if any, as `network`.
+    """Return canonical CBOR of the keys of model.LLM that coordinators only store, and of OWN_TABLES by their names, if any.
 
     Raises ConfigError if it is longer than MAX_TABLES_BYTES, or for values that canonical CBOR cannot contain.
     """
     plain = model.model_dump()
     kept = {key: value for key, value in plain["LLM"].items() if key not in _COORDINATORS_KEYS}
-    network = {"network": plain["network"]} if "network" in plain else {}
+    own = {name: plain[name] for name in OWN_TABLES if name in plain}
     try:
-        tables = encode({**kept, **network})
+        tables = encode({**kept, **own})
     except (TypeError, ValueError) as error:
         message = f"expected values that canonical CBOR can carry: {error}"
         raise ConfigError(message) from error

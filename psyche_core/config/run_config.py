@@ -39,6 +39,7 @@ from psyche_core.config.schema import (
     NetworkConfig,
     ProgressConfig,
     RunFile,
+    VerificationConfig,
     WarmupStableDecaySchedule,
 )
 from psyche_core.config.sentences import problems_of, sentences
@@ -62,6 +63,7 @@ __all__ = [
     "ProgressConfig",
     "RunFile",
     "TextSource",
+    "VerificationConfig",
     "WarmupStableDecaySchedule",
     "check_cold_start",
     "check_config",

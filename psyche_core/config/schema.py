@@ -52,6 +52,10 @@ U16 = Annotated[int, Field(ge=0, le=2**16 - 1)]
 U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
 Rate = Annotated[float, Field(ge=0.0)]
+Score = Annotated[float, Field(gt=0.0, le=1.0)]
+
+OWN_TABLES = ("network", "verification")
+"""Tables of `[model]` that the reference does not have. Coordinators store them beside the keys of `[model.LLM]`."""
 
 
 class Table(BaseModel):
@@ -283,19 +287,43 @@ class NetworkConfig(Table):
     relays: Annotated[tuple[RelayUrl, ...], Field(strict=False, max_length=MAX_RELAYS), PlainSerializer(list)] = ()
 
 
+class VerificationConfig(Table):
+    """`[model.verification]`, not in the reference: with which scores a checked share passes. See `psyche bench verification`.
+
+    Scores are 0 for equal gradients and 1 for unrelated ones. They depend on the model, the optimizer and members' arithmetic.
+
+    Attributes:
+        threshold: the largest with which a share passes.
+        median_threshold: a member with a larger one in most of its last five checks gets a strike; at most `threshold`.
+    """
+
+    threshold: Score = 0.05
+    median_threshold: Score = 0.005
+
+
 class ModelConfig(Table):
-    """`[model]`: a tagged union of model kinds as in the reference. There is only one kind. network: not in the reference."""
+    """`[model]`: a tagged union of model kinds as in the reference. There is only one kind.
+
+    network, verification: not in the reference.
+    """
 
     LLM: LLMConfig
     network: NetworkConfig | None = None
+    verification: VerificationConfig | None = None
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A run without a network table looks as it did before there was one, so its documents and images stay the same."""
+        """A run without these tables looks as it did before there were any, so its documents and images stay the same."""
         plain: dict[str, Any] = serialize(self)
-        if plain.get("network") is None:
-            plain.pop("network", None)
+        for name in OWN_TABLES:
+            if plain.get(name) is None:
+                plain.pop(name, None)
         return plain
+
+    @property
+    def thresholds(self) -> VerificationConfig:
+        """With which scores a checked share passes."""
+        return self.verification or VerificationConfig()
 
     @property
     def relays(self) -> tuple[str, ...]:

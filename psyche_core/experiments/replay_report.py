@@ -203,12 +203,25 @@ def as_text(shares: Sequence[MeasuredShare], rule: Rule) -> str:
     lines = _lines("T of honest work: trainer's arithmetic | verifier's", ("median", "99 %", "largest"), honest)
     lines += ["", *_lines("T of lazy work, at the scale that fits best", ("least", "median", "largest"), lazy)]
     lines += ["", *(part for line in _threshold_lines(shares, rule) for part in _wrapped(line))]
+    lines += _for_the_run_file(shares, rule)
     overlaps = [share.overlap for share in shares if share.overlap is not None]
     if overlaps:
         lines.append(f"D of honest payloads: at most {max(overlaps):.3f} in {len(overlaps)}; of copies and old payloads 1.")
     agreement, wrong = min(share.agreement for share in shares), sum(share.wrong_signs for share in shares)
     lines.append(f"Payloads against opened deltas: Jaccard index at least {agreement:.4f}, {wrong} wrong signs.")
     return "\n".join(lines)
+
+
+def _for_the_run_file(shares: Sequence[MeasuredShare], rule: Rule) -> list[str]:
+    """The table of a run file with what is proposed; none where no threshold is."""
+    found, median = proposal(shares, rule), median_proposal(shares, rule)
+    if found.threshold is None:
+        return []
+
+    lines = ["", "For the run file:", "  [model.verification]", f"  threshold = {found.threshold:.2g}"]
+    if median is not None and median.threshold is not None:
+        lines.append(f"  median_threshold = {min(median.threshold, found.threshold):.2g}")
+    return [*lines, ""]
 
 
 def _threshold_lines(shares: Sequence[MeasuredShare], rule: Rule) -> Iterable[str]:

@@ -36,7 +36,8 @@ MOST_THREADS = 256
         "honest machines differ a little, by rounding. This command trains a few members as in a run, recomputes some of "
         "their shares with other dtypes, micro-batches, thread counts and devices, and scores members that cheat. The threshold "
         "that it proposes lies between the two. Measure at the rates of your run: scores depend on the rate. "
-        "docs/explanation/verification.md explains the scores. Runs use 0.05: compare it with what is proposed.",
+        "docs/explanation/verification.md explains the scores. Put what is proposed into the run file: threshold and "
+        "median_threshold of [model.verification].",
     ),
 )
 @option(
@@ -155,6 +156,7 @@ async def _verification(given: dict[str, Any]) -> None:
     from psyche_core.experiments.replayed_training import kinds_of_arithmetic
     from psyche_core.plugins import PluginRegistry
     from psyche_core.storage.scratch import default_folder
+    from psyche_core.verification.replay import Rule
 
     dtypes = given["dtypes"].split(",")
     if unknown := [name for name in dtypes if name not in DTYPES]:
@@ -169,8 +171,11 @@ async def _verification(given: dict[str, Any]) -> None:
         devices=_devices(given["devices"], cuda=torch.cuda.is_available()),
     )
     torch.set_num_threads(tried[0].threads)
+    run = load_run_file(given["state"])
+    thresholds = run.model.thresholds
     experiment = ReplayExperiment(
-        run=load_run_file(given["state"]),
+        run=run,
+        rule=Rule(threshold=thresholds.threshold, median_threshold=thresholds.median_threshold),
         data=given["data"],
         token_size=given["token_size"],
         steps=given["steps"],

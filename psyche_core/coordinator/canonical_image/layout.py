@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from psyche_core.config import run_config
 from psyche_core.config.rules import MAX_TABLES_BYTES, model_tables
 from psyche_core.config.run_config import CHECKPOINTS, Choice, CoordinatorConfig, ModelConfig
-from psyche_core.config.schema import MAX_CHECKPOINTERS, MAX_RUN_ID_BYTES
+from psyche_core.config.schema import MAX_CHECKPOINTERS, MAX_RUN_ID_BYTES, OWN_TABLES
 from psyche_core.coordinator.canonical_image.kinds import (
     FLAG,
     U8,
@@ -231,8 +231,8 @@ def _model(*, max_seq_len: int, cold_start_warmup_steps: int, checkpoint: Choice
         "cold_start_warmup_steps": cold_start_warmup_steps,
         "checkpoint": checkpoint.to_toml(),
     }
-    network = {"network": plain.pop("network")} if "network" in plain else {}
-    model = _validated(ModelConfig, {"LLM": {**plain, **own}, **network}, "tables", "content")
+    others = {name: plain.pop(name) for name in OWN_TABLES if name in plain}
+    model = _validated(ModelConfig, {"LLM": {**plain, **own}, **others}, "tables", "content")
     if _tables(model) != tables:
         raise FieldError("expected the model's tables in the form `encode` gives them", "tables", "content")
 
@@ -246,7 +246,11 @@ MODEL = Record(
         ("max_seq_len", U32, "tokens of a sample"),
         ("cold_start_warmup_steps", U32, "steps of rising learning rate after a cold start"),
         ("checkpoint", CHECKPOINT, ""),
-        ("tables", Blob(MAX_TABLES_BYTES), "canonical CBOR of the other keys of model.LLM, and model.network as `network`"),
+        (
+            "tables",
+            Blob(MAX_TABLES_BYTES),
+            "canonical CBOR of the other keys of model.LLM, and of the tables model.network and model.verification",
+        ),
     ],
     split=_model_fields,
 )

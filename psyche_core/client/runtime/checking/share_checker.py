@@ -57,13 +57,12 @@ class CheckedTrainer(Protocol):
 class ShareChecker:
     """Of one client.
 
-    transport: over which parts go. explain: one sentence about an unexpected exception. rule: thresholds of the run.
+    transport: over which parts go. explain: one sentence about an unexpected exception.
     """
 
-    def __init__(self, transport: Transport, *, explain: Callable[[BaseException], str], rule: Rule | None = None) -> None:
+    def __init__(self, transport: Transport, *, explain: Callable[[BaseException], str]) -> None:
         self._transport = transport
         self._explain = explain
-        self._rule = rule or Rule()
         self._trainer: CheckedTrainer | None = None
         self._replay: Replay | None = None
         self._table = ChunkTable(())
@@ -78,6 +77,15 @@ class ShareChecker:
     def follow(self, state: CoordinatorState) -> None:
         """Take in the newest state."""
         self._state = state
+
+    @property
+    def rule(self) -> Rule:
+        """The thresholds of the run."""
+        if self._state is None:
+            return Rule()
+
+        named = self._state.model.thresholds
+        return Rule(threshold=named.threshold, median_threshold=named.median_threshold)
 
     @property
     def wanted(self) -> bool:
@@ -223,7 +231,7 @@ class ShareChecker:
                 learning_rate=trainer.trained_with(action.step),
                 largest_rate=self._largest_rate(action.step),
             ),
-            self._rule,
+            self.rule,
         )
         logger.debug("share of step %d, slot %d: %s", action.step, challenge.drawn.trainer, found)
         return found.word
