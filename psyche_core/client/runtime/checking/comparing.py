@@ -83,12 +83,11 @@ def compare(replay: Replay, table: ChunkTable, opened: Opened, rule: Rule) -> Co
     if deltas.before is not None:
         before = _by_group(table, opened.numbers, [chunk.delta for chunk in deltas.before])
         taken_before = _by_group(table, opened.numbers, [chunk.taken for chunk in deltas.before])
-    score = _score(
-        replay, table, opened, gradient, before=deltas.before, deltas=(after, before), taken=taken_before, floor=rule.floor
-    )
-    memory_score = _memory_score(replay, table, opened, gradient, after=deltas.after, before=deltas.before)
-    score = max(score, memory_score)
-    agreement = _agreement(replay, table, opened, after)
+    contribution, memory = _expected(replay, table, opened, gradient, before=deltas.before)
+    score = _score(replay, table, opened, contribution, deltas=(after, before), taken=taken_before, floor=rule.floor)
+    score = max(score, _memory_score(replay, table, opened, memory, after=deltas.after, before=deltas.before))
+    sent = _sent(replay, table, opened)
+    agreement = _agreement(replay, table, sent, after)
     bound = largest_delta(
         opened.step, rate=1.0, clip=replay.largest_contribution(learning_rate=opened.largest_rate), decay=replay.decay
     )
@@ -98,7 +97,7 @@ def compare(replay: Replay, table: ChunkTable, opened: Opened, rule: Rule) -> Co
         and _taken_rightly(replay, table, after, taken_after, rule)
         and _taken_rightly(replay, table, before, taken_before, rule)
     )
-    sound = sound and _taken_is_sent(replay, table, opened, taken_after)
+    sound = sound and _taken_is_sent(replay, sent, taken_after)
     if not (sound and rule.passes(score) and agreement.passes(rule)):
         return Comparison(Word.FAILED, score, agreement)
 
@@ -124,19 +123,17 @@ def _score(
     replay: Replay,
     table: ChunkTable,
     opened: Opened,
-    gradient: Sequence[OpenedChunk],
+    expected: Sequence[Any],
     *,
-    before: Sequence[OpenedChunk] | None,
     deltas: tuple[list[Any], list[Any]],
     taken: list[Any],
     floor: float,
 ) -> float:
-    """T: of what was added to delta against what the judge's gradient adds. Chunks with nothing on either side say nothing."""
+    """T: of what was added to delta against `expected`. Chunks with nothing on either side say nothing."""
     rate = max(opened.learning_rate, LEAST_RATE * opened.largest_rate)
     most = rounding_limit(replay.usual_contribution(learning_rate=rate), chunks=table.total, floor=floor)
     off = replay.elements(taken)
     added = [claimed(new, old, gone, decay=replay.decay) for new, old, gone in zip(*deltas, off, strict=True)]
-    expected, _ = _expected(replay, table, opened, gradient, before=before)
     found = []
     for one, two, old in zip(added, expected, deltas[1], strict=True):
         says = (one != 0).any(axis=1) | (two != 0).any(axis=1)
@@ -175,15 +172,14 @@ def _memory_score(
     replay: Replay,
     table: ChunkTable,
     opened: Opened,
-    gradient: Sequence[OpenedChunk],
+    expected: Sequence[Any] | None,
     *,
     after: Sequence[OpenedChunk],
     before: Sequence[OpenedChunk] | None,
 ) -> float:
-    """T of what was added to the memory against what the judge's gradient adds to it; 0 without one."""
+    """T of what was added to the memory against what is expected of it; 0 without one."""
     old, count = _memory(table, opened, before)
     new, remembered = _memory(table, opened, after)
-    _, expected = _expected(replay, table, opened, gradient, before=before)
     if old is None or new is None or expected is None:
         return 0.0
     if count < 0 or remembered != count + 1:
@@ -210,9 +206,8 @@ def _taken_rightly(replay: Replay, table: ChunkTable, deltas: list[Any], taken: 
     return agreement.passes(rule) and all(taken_agrees(one, two, fraction=fraction) for _, one, two in groups)
 
 
-def _taken_is_sent(replay: Replay, table: ChunkTable, opened: Opened, taken: list[Any]) -> bool:
+def _taken_is_sent(replay: Replay, sent: Sequence[Any] | None, taken: list[Any]) -> bool:
     """Whether exactly what the payload sends is taken off the delta with the share."""
-    sent = _sent(replay, table, opened)
     if sent is None or replay.taken_fraction == 0:
         return sent is not None
 
@@ -220,6 +215,7 @@ def _taken_is_sent(replay: Replay, table: ChunkTable, opened: Opened, taken: lis
 
 
 def _sent(replay: Replay, table: ChunkTable, opened: Opened) -> list[Any] | None:
+    """What the payload sends of the drawn chunks, by group; None for one that everybody refuses."""
     assert opened.payload is not None
     try:
         return list(replay.sent(opened.payload, table.rows_of(opened.numbers)))
@@ -227,8 +223,7 @@ def _sent(replay: Replay, table: ChunkTable, opened: Opened) -> list[Any] | None
         return None
 
 
-def _agreement(replay: Replay, table: ChunkTable, opened: Opened, after: Sequence[Any]) -> PayloadAgreement:
-    sent = _sent(replay, table, opened)
+def _agreement(replay: Replay, table: ChunkTable, sent: Sequence[Any] | None, after: Sequence[Any]) -> PayloadAgreement:
     if sent is None:
         return PayloadAgreement(0, 1, 0)
 
