@@ -156,17 +156,41 @@ class WitnessStatement:
     words: bytes = b""
 
 
+MAX_SCORES = 2
+"""Most scores in the figures of one statement: on a chain these have 256 bytes."""
+
+MAX_SCORE_NAME_BYTES = 32
+"""Most bytes of UTF-8 of the name of a benchmark, or of what it measures, in a statement's figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationScore:
+    """Score of a benchmark that a witness measured. Unverified.
+
+    task, metric: names, such as `arc_easy` and `acc_norm`, 1 to MAX_SCORE_NAME_BYTES each. documents: number that was measured, 0
+    if unknown. step: the last one in the weights that measured the last document.
+    """
+
+    task: str
+    metric: str
+    value: float
+    documents: int
+    step: int
+
+
 @dataclass(frozen=True, slots=True)
 class WitnessMetadata:
     """Unverified figures that a witness attaches to its statement for dashboards. The sender rejects non-finite values.
 
     step; tokens_per_sec (tokens/s of the witness's own training); bandwidth_per_sec (bytes/s received); loss (nats per token).
+    scores: of benchmarks, at most MAX_SCORES.
     """
 
     step: int
     tokens_per_sec: float
     bandwidth_per_sec: float
     loss: float
+    scores: tuple[EvaluationScore, ...] = ()
 
 
 def bitmap(slots: tuple[int, ...] | list[int] | set[int] | frozenset[int]) -> bytes:

@@ -24,7 +24,16 @@ from psyche_core.coordinator.commands import (
 )
 from psyche_core.errors import WireError
 from psyche_core.interfaces.backend import ClientCommand
-from psyche_core.types import MAX_CLIENTS, MAX_WORDS_BYTES, NodeIdentity, WitnessMetadata, WitnessStatement
+from psyche_core.types import (
+    MAX_CLIENTS,
+    MAX_SCORE_NAME_BYTES,
+    MAX_SCORES,
+    MAX_WORDS_BYTES,
+    EvaluationScore,
+    NodeIdentity,
+    WitnessMetadata,
+    WitnessStatement,
+)
 
 
 def encode_command(command: ClientCommand) -> list[Any]:
@@ -38,10 +47,7 @@ def encode_command(command: ClientCommand) -> list[Any]:
             statement = [s.epoch, s.height, s.index, s.participants, s.broadcast_bloom, s.merkle_root, s.model_digest]
             if s.words:  # without verification a statement has the bytes that it had before
                 statement.append(s.words)
-            figures = None
-            if metadata is not None:
-                figures = [metadata.step, *map(float, (metadata.tokens_per_sec, metadata.bandwidth_per_sec, metadata.loss))]
-            return [3, statement, figures]
+            return [3, statement, None if metadata is None else encode_figures(metadata)]
         case HealthCheck(_, slots):
             return [4, list(slots)]
         case Checkpoint(_, location, step):
@@ -126,14 +132,46 @@ def _signed_result(plain: list[Any]) -> SignedResult:
             raise WireError(message)
 
 
+def encode_figures(figures: WitnessMetadata) -> list[Any]:
+    """A witness's figures as a plain list: step, tokens per second, bytes per second, loss, and scores if there are any."""
+    plain = [figures.step, *map(float, (figures.tokens_per_sec, figures.bandwidth_per_sec, figures.loss))]
+    scores = [[score.task, score.metric, float(score.value), score.documents, score.step] for score in figures.scores]
+    return [*plain, scores] if scores else plain
+
+
 def _metadata(plain: Any) -> WitnessMetadata:
     match plain:
-        case [int() as step, float() as tokens, float() as bandwidth, float() as loss] if _is_u32(step) and all(
+        case [int() as step, float() as tokens, float() as bandwidth, float() as loss, *rest] if _is_u32(step) and all(
             map(math.isfinite, (tokens, bandwidth, loss))
         ):
-            return WitnessMetadata(step, tokens, bandwidth, loss)
+            return WitnessMetadata(step, tokens, bandwidth, loss, _scores(rest))
         case _:
             message = "a witness's figures have a wrong type"
+            raise WireError(message)
+
+
+def _scores(plain: list[Any]) -> tuple[EvaluationScore, ...]:
+    match plain:
+        case []:
+            return ()
+        case [[_, *_] as listed] if len(listed) <= MAX_SCORES:
+            return tuple(map(_score, listed))
+        case _:
+            message = f"expected 1 to {MAX_SCORES} scores of benchmarks, or none"
+            raise WireError(message)
+
+
+def _score(plain: Any) -> EvaluationScore:
+    match plain:
+        case [str() as task, str() as metric, float() as value, int() as documents, int() as step] if (
+            math.isfinite(value)
+            and _is_u32(documents)
+            and _is_u32(step)
+            and all(1 <= len(name.encode()) <= MAX_SCORE_NAME_BYTES for name in (task, metric))
+        ):
+            return EvaluationScore(task, metric, value, documents, step)
+        case _:
+            message = f"a score is two names of 1 to {MAX_SCORE_NAME_BYTES} bytes, a finite number, documents and step"
             raise WireError(message)
 
 

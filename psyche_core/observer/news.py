@@ -19,6 +19,7 @@ _SILENT = (
     telemetry.NetworkTotals,
     telemetry.WitnessSent,
     telemetry.WitnessReported,
+    telemetry.ScoreReported,
     telemetry.ModelSync,
     telemetry.PromptAnswered,
 )

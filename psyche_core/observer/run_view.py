@@ -44,6 +44,12 @@ MAX_LISTED = 200
 REPORT_REACH = 8
 """How many steps a witness's figures may be from where the run is."""
 
+MAX_REPORTED_SCORE = 1e6
+"""Largest score of a benchmark that a witness is believed to have measured: a perplexity may be large."""
+
+MAX_REPORTED_SCORES = 16
+"""Benchmarks up to which witnesses can add others, so that none of them can keep measured ones out."""
+
 MAX_REPORTED_LOSS = 50.0
 """Nats per token; far more than any model has."""
 
@@ -88,6 +94,7 @@ class RunView:
         self.entries: deque[Entry] = deque(maxlen=MAX_LISTED)
         self.entries_changed: int = 0
         self.scores: dict[tuple[str, str], BucketSeries] = {}
+        self._measured: set[tuple[str, str]] = set()
         self.scores_changed: int = 0
         self.answers: dict[str, list[Answer]] = {}
         self.answers_changed: int = 0
@@ -135,7 +142,10 @@ class RunView:
                 self.validation.add(event.step, event.loss, time=time, changed=self.version)
                 self.newest_validation = (event.step, event.loss)
             case telemetry.Evaluated():
+                self._measured.add((event.task, event.metric))
                 self._note_score(time, event)
+            case telemetry.ScoreReported():
+                self._note_reported_score(time, event)
             case telemetry.PromptAnswered():
                 self._note_answer(time, event)
             case telemetry.EpochDigest():
@@ -293,7 +303,15 @@ class RunView:
         self.received.add(int(time), self._received, time=time, changed=self.version)
         self._touch(member, time)
 
-    def _note_score(self, time: float, event: telemetry.Evaluated) -> None:
+    def _note_reported_score(self, time: float, event: telemetry.ScoreReported) -> None:
+        """A score that a witness says it measured. Measured ones, from event files that are read here, take its place."""
+        plausible = event.step <= self.last_step + REPORT_REACH and abs(event.value) <= MAX_REPORTED_SCORE
+        known = (printable(event.task, at_most=NAME_CHARACTERS), printable(event.metric, at_most=NAME_CHARACTERS)) in self.scores
+        room = known or len(self.scores) < MAX_REPORTED_SCORES
+        if plausible and room and (event.task, event.metric) not in self._measured:
+            self._note_score(time, event)
+
+    def _note_score(self, time: float, event: telemetry.Evaluated | telemetry.ScoreReported) -> None:
         name = printable(event.task, at_most=NAME_CHARACTERS), printable(event.metric, at_most=NAME_CHARACTERS)
         if name not in self.scores and len(self.scores) >= MAX_SCORES:
             return

@@ -48,7 +48,7 @@ from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Ended, RewardPaid, Started, Stopping
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.types import RunState
+from psyche_core.types import RunState, WitnessMetadata
 from psyche_core.wire.signing import SecretKey
 
 _EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
@@ -141,11 +141,7 @@ async def _host(
         opening=files.run.config if config != files.run.config else None,
         on_event=on_event,
         on_withdrawn=reporter.note_withdrawn,
-        on_figures=lambda signer, figures: report(
-            telemetry.WitnessReported(
-                signer.hex()[:8], figures.step, figures.loss, figures.tokens_per_sec, figures.bandwidth_per_sec
-            )
-        ),
+        on_figures=lambda signer, figures: _report_figures(report, signer.hex()[:8], figures),
         on_later_state=reporter.report_later_state,
         on_paid=lambda signer, units: report(RewardPaid(signer.hex()[:8], units)),
     )
@@ -251,6 +247,13 @@ def _relay(settings: ServerSettings, registry: PluginRegistry) -> Relay | None:
             tls_key=settings.relay_tls_key,
         )
     )
+
+
+def _report_figures(report: EventBus, member: str, figures: WitnessMetadata) -> None:
+    """Report what a witness says of its own training. member: first digits of its key."""
+    report(telemetry.WitnessReported(member, figures.step, figures.loss, figures.tokens_per_sec, figures.bandwidth_per_sec))
+    for score in figures.scores:
+        report(telemetry.ScoreReported(member, score.task, score.metric, score.value, score.documents, score.step))
 
 
 def server_key(settings: ServerSettings) -> SecretKey:

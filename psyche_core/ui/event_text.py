@@ -199,6 +199,8 @@ def _sentence(event: events.Event) -> str:
         case events.WitnessReported():
             rate = count_text(event.tokens_per_second)
             return f"{event.member} reports of step {event.step}: loss {event.loss:.4f}, {rate} tokens/s"
+        case events.ScoreReported():
+            return f"{event.member} reports of step {event.step}: {event.task} {event.metric} {event.value:.4f}"
         case events.Leaving():
             last = " after saving a checkpoint" if event.saves else ""
             return f"{event.signal}: leaving the run cleanly{last}; a second {event.signal} ends this process at once"

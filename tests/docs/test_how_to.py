@@ -15,7 +15,7 @@ from command_lines import parse
 
 from live_run import TINY
 from psyche_core.cli import cli
-from psyche_core.config.run_config import Choice, parse_run_file
+from psyche_core.config.run_config import Choice, VerificationConfig, parse_run_file
 from psyche_core.hookspecs import DataRegistration
 from psyche_core.plugins import PluginRegistry, validate_settings
 from psyche_core.training import sidecar
@@ -96,6 +96,10 @@ def test_each_table_is_valid_in_a_run_file(table: str) -> None:
     if table.startswith("[model.network]"):
         relays = parse_run_file(f"{run}\n{table}", source="the page").model.relays
         assert relays == tuple(tomllib.loads(table)["model"]["network"]["relays"])
+        return
+    if table.startswith("[model.verification]"):
+        thresholds = parse_run_file(f"{run}\n{table}", source="the page").model.thresholds
+        assert thresholds == VerificationConfig(), "the page says what holds without a table"
         return
 
     [path] = re.findall(r"^\[(model\.LLM\.\w+)[\w.]*\]$", table, flags=re.MULTILINE)

@@ -35,7 +35,7 @@ from psyche_core.errors import (
 )
 from psyche_core.hookspecs import BackendContext, ServerContext
 from psyche_core.testing.backend import in_phase, small_state, until
-from psyche_core.types import NodeIdentity, RunState, WitnessMetadata, WitnessStatement, bitmap
+from psyche_core.types import EvaluationScore, NodeIdentity, RunState, WitnessMetadata, WitnessStatement, bitmap
 from psyche_core.wire.signing import SecretKey
 
 
@@ -329,7 +329,7 @@ async def test_unknown_address_text_is_a_user_error(keys: list[SecretKey]) -> No
 async def test_figures_of_a_witness_reach_the_owner_once(serving: Any, client: Any, clock: Any, keys: list[SecretKey]) -> None:
     """Accepted statements only; who repeats one, or is refused, tells nothing."""
     told: list[tuple[bytes, WitnessMetadata]] = []
-    figures = WitnessMetadata(1, 100.0, 200.0, 3.5)
+    figures = WitnessMetadata(1, 100.0, 200.0, 3.5, (EvaluationScore("arc_easy", "acc_norm", 0.5, 100, 1),))
     with anyio.fail_after(3 * TIMEOUT):
         async with AsyncExitStack() as stack:
             server = await stack.enter_async_context(serving(on_figures=lambda *each: told.append(each)))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import anyio
@@ -41,7 +42,7 @@ from psyche_core.interfaces import Backend, Transport
 from psyche_core.storage.model_stores.run_end import end_sentence
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.types import NodeIdentity, RunState
+from psyche_core.types import EvaluationScore, NodeIdentity, RunState
 from psyche_core.wire.messages import seal, sign_commitment
 from psyche_core.wire.signing import SecretKey
 
@@ -72,8 +73,10 @@ class ClientRuntime(Actions[Awaitable[None]]):
         downloads_at_once: int = DOWNLOADS_AT_ONCE,
         follow: Callable[[CoordinatorState], None] | None = None,
         at_end: Callable[[], Awaitable[None]] | None = None,
+        scores: Callable[[], tuple[EvaluationScore, ...]] | None = None,
     ) -> None:
         self._at_end = at_end
+        self._scores = scores
         self._key = key
         self._backend = backend
         self._transport = transport
@@ -267,7 +270,14 @@ class ClientRuntime(Actions[Awaitable[None]]):
             self._withdrawn = anyio.Event()
             self._tasks.start_soon(self._withdraw, action.command, self._withdrawn)
         else:
-            self._tasks.start_soon(self._ask, action.command)
+            self._tasks.start_soon(self._ask, self._with_scores(action.command))
+
+    def _with_scores(self, command: Command) -> Command:
+        """A statement with the scores that were measured since the last one."""
+        if self._scores is None or not isinstance(command, Witness) or command.metadata is None:
+            return command
+
+        return replace(command, metadata=replace(command.metadata, scores=self._scores()))
 
     async def _set_peers(self, action: act.SetPeers) -> None:
         self._members = action.members

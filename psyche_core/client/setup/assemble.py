@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
+from psyche_core.client.runtime.reports.score_reports import ScoreReports
 from psyche_core.client.runtime.restoring import Restorer
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.client.runtime.worker import Worker
@@ -120,7 +121,9 @@ async def train_client(
             build = ResourcesBuilder(
                 settings, registry, key=key, stack=stack, latest=lambda: runtime.state, report=report, restorer=restorer
             )
-            evaluations = Evaluations(settings, lambda: runtime.resources, report) if evaluations_wanted(settings) else None
+            scores, evaluations = ScoreReports(), None
+            if evaluations_wanted(settings):
+                evaluations = Evaluations(settings, lambda: runtime.resources, EventBus(report, scores))
             worker = Worker(
                 build,
                 transport=transport,
@@ -144,6 +147,7 @@ async def train_client(
                 downloads_at_once=settings.max_concurrent_downloads,
                 follow=follow,
                 at_end=None if evaluations is None else evaluations.at_end,
+                scores=None if evaluations is None else scores.take,
             )
             report(telemetry.Started("client", backend.identity.signer.hex(), settings.run_id, route))
             async with (

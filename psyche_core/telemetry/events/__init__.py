@@ -14,6 +14,7 @@ from psyche_core.telemetry.events.membership import (
     MemberExited,
     MemberWithdrew,
     RewardPaid,
+    ScoreReported,
     ShareChecked,
     StatementVoided,
     WaitsForEpoch,
@@ -114,6 +115,7 @@ Event = (
     | StatementVoided
     | MemberWithdrew
     | MemberExited
+    | ScoreReported
     | WitnessReported
     | Leaving
     | Problem
@@ -160,6 +162,7 @@ __all__ = [
     "RewardPaid",
     "RunContinued",
     "RunDescribed",
+    "ScoreReported",
     "ShareChecked",
     "Started",
     "StateIsOlder",

@@ -138,6 +138,26 @@ class WitnessReported:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreReported:
+    """Score of a benchmark that a witness measured and sent the coordinator with its statement. Nobody has verified it.
+
+    Attributes:
+        member: first digits of its key.
+        task: name of the benchmark in lm-evaluation-harness.
+        metric: the one that stands for the task, such as `acc_norm`.
+        documents: number that was measured; 0 if it does not say.
+        step: the last step in the weights that measured the last document.
+    """
+
+    member: str
+    task: str
+    metric: str
+    value: float
+    documents: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class RewardPaid:
     """A member was paid its earnings in the run.
 

@@ -22,12 +22,21 @@ from psyche_core.coordinator.commands import (
 from psyche_core.errors import WireError
 from psyche_core.interfaces.backend import ClientCommand
 from psyche_core.interfaces.command_codec import decode_command, encode_command
-from psyche_core.types import NodeIdentity, WitnessMetadata, WitnessStatement
+from psyche_core.types import (
+    MAX_SCORE_NAME_BYTES,
+    MAX_SCORES,
+    EvaluationScore,
+    NodeIdentity,
+    WitnessMetadata,
+    WitnessStatement,
+)
 from psyche_core.wire.codec import decode, encode
 
 SENDER = NodeIdentity(b"s" * 32, b"p" * 32)
 U32 = st.integers(0, 2**32 - 1)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
+NAMES = st.text(min_size=1, max_size=MAX_SCORE_NAME_BYTES).filter(lambda name: len(name.encode()) <= MAX_SCORE_NAME_BYTES)
+SCORES = st.builds(EvaluationScore, NAMES, NAMES, FINITE, U32, U32)
 COMMANDS: st.SearchStrategy[ClientCommand] = st.one_of(
     st.just(Withdraw(SENDER)),
     st.builds(WarmupWitness, st.just(SENDER), U32, U32, st.binary(min_size=32, max_size=32)),
@@ -45,7 +54,7 @@ COMMANDS: st.SearchStrategy[ClientCommand] = st.one_of(
             st.binary(min_size=32, max_size=32),
             st.binary(max_size=192),
         ),
-        st.none() | st.builds(WitnessMetadata, U32, FINITE, FINITE, FINITE),
+        st.none() | st.builds(WitnessMetadata, U32, FINITE, FINITE, FINITE, st.lists(SCORES, max_size=MAX_SCORES).map(tuple)),
     ),
     st.builds(
         Equivocation,
@@ -118,3 +127,42 @@ def test_a_statement_without_words_has_the_bytes_that_it_had_before() -> None:
     for words in ([b""], [b"x" * 193], [7], [b"x", b"y"]):
         with pytest.raises(WireError, match="words about challenges"):
             decode_command([3, [*plain[1], *words], None], SENDER)
+
+
+SCORE = ["arc_easy", "acc_norm", 0.5, 100, 7]
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        [],
+        {},
+        "arc_easy",
+        [SCORE] * (MAX_SCORES + 1),
+        [SCORE[:4]],
+        [["", *SCORE[1:]]],
+        [["x" * (MAX_SCORE_NAME_BYTES + 1), *SCORE[1:]]],
+        [[*SCORE[:2], float("nan"), *SCORE[3:]]],
+        [[*SCORE[:2], 1, *SCORE[3:]]],
+        [[*SCORE[:3], -1, 7]],
+        [[*SCORE[:4], 2**32]],
+        [[*SCORE[:4], True]],
+    ],
+)
+def test_scores_that_no_witness_sends_are_refused(scores: Any) -> None:
+    statement = WitnessStatement(0, 1, 2, bytes(32), bytes(320), bytes(32), bytes(32))
+    plain = encode_command(Witness(SENDER, statement, WitnessMetadata(1, 2.0, 3.0, 4.0)))
+    good = [*plain[:2], [*plain[2], [SCORE]]]
+    decoded = decode_command(good, SENDER)
+    assert isinstance(decoded, Witness)
+    assert decoded.metadata is not None
+    assert decoded.metadata.scores == (EvaluationScore("arc_easy", "acc_norm", 0.5, 100, 7),)
+    assert encode_command(decoded) == good
+    for wrong in ([*plain[2], scores], [*plain[2], [SCORE], 0]):
+        with pytest.raises(WireError, match=r"score|figures"):
+            decode_command([*plain[:2], wrong], SENDER)
+
+
+def test_figures_without_scores_have_the_bytes_that_they_had_before() -> None:
+    statement = WitnessStatement(0, 1, 2, bytes(32), bytes(320), bytes(32), bytes(32))
+    assert encode_command(Witness(SENDER, statement, WitnessMetadata(1, 2.0, 3.0, 4.0)))[2] == [1, 2.0, 3.0, 4.0]

@@ -187,6 +187,21 @@ def test_what_witnesses_report_is_a_curve_and_a_lie_does_not_bend_it() -> None:
     json.dumps(document, allow_nan=False)
 
 
+def test_scores_that_witnesses_report_are_curves_and_a_lie_does_not_bend_them() -> None:
+    view = begun()
+    view.handle("server", 1.0, telemetry.PhaseChanged("RoundTrain", 0, 9, 3))
+    for step, value in ((3, 0.25), (7, 0.5), (2**31, 0.9), (8, 1e30), (8, math.nan)):
+        view.handle("server", 2.0, telemetry.ScoreReported("a1a1a1a1", "arc_easy", "acc", value, 100, step))
+    assert [(row.start, row.mean) for row in view.scores["arc_easy", "acc"].rows()] == [(3, 0.25), (7, 0.5)]
+    for number in range(200):
+        view.handle("server", 3.0, telemetry.ScoreReported("b2b2b2b2", f"task-{number}", "acc", 0.5, 100, 7))
+    assert len(view.scores) == 16, "a witness cannot keep others' out"
+    view.handle("client-1", 4.0, telemetry.Evaluated("piqa", "acc", 0.75, 100, 6, 9))
+    view.handle("server", 5.0, telemetry.ScoreReported("a1a1a1a1", "piqa", "acc", 0.1, 100, 9))
+    assert [row.mean for row in view.scores["piqa", "acc"].rows()] == [0.75], "what was measured here is not bent by a report"
+    json.dumps(run_document(view), allow_nan=False)
+
+
 def test_going_back_cuts_the_curves() -> None:
     view = begun()
     for step in range(1, 10):

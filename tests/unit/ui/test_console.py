@@ -313,6 +313,10 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         telemetry.WitnessReported("3ae20e59", 7, 3.25, 5200.0, 9.0),
         "3ae20e59 reports of step 7: loss 3.2500, 5.2 k tokens/s",
     ),
+    (
+        telemetry.ScoreReported("3ae20e59", "arc_easy", "acc_norm", 0.25, 100, 7),
+        "3ae20e59 reports of step 7: arc_easy acc_norm 0.2500",
+    ),
     (telemetry.Mended("checkpoints are saved again"), "checkpoints are saved again"),
     (telemetry.Ended("the run finished", success=True), "the run finished"),
 ]

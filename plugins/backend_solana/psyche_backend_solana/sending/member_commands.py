@@ -17,6 +17,7 @@ from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CommandRefused
 from psyche_core.interfaces.backend import ClientCommand
+from psyche_core.interfaces.command_codec import encode_figures
 from psyche_core.types import WitnessMetadata
 from psyche_core.wire.codec import encode
 from psyche_core.wire.messages import commitment_hash
@@ -86,8 +87,5 @@ def _proof(run: Run, command: commands.Equivocation, user: Pubkey, *, state: Coo
 
 
 def _figures(metadata: WitnessMetadata | None) -> bytes:
-    """A witness's figures for dashboards, as CBOR: step, tokens per second, bytes per second, loss."""
-    if metadata is None:
-        return b""
-
-    return encode([metadata.step, metadata.tokens_per_sec, metadata.bandwidth_per_sec, metadata.loss])
+    """A witness's figures for dashboards, as CBOR: those of `encode_figures`."""
+    return b"" if metadata is None else encode(encode_figures(metadata))
