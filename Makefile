@@ -8,7 +8,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 CONSTRAINTS ?= constraints.txt
 # Processes of a test run: one more than the two cores of the smallest machine, since many tests wait for processes of their own.
-WORKERS ?= 4
+WORKERS ?= 3
 RUNS ?= 10
 # A folder with the plugin wheels of the previous release, for release-check.
 PREVIOUS ?=

@@ -182,7 +182,7 @@ async def leave_after(party: Party, index: int, step: int) -> None:
 @pytest.mark.slow
 async def test_who_leaves_loses_nothing_it_trained() -> None:
     """Its last result is served until it is settled; the leaver ends with success and the others apply it."""
-    party = Party(trainers(3), total_steps=6, rounds_per_epoch=6)
+    party = Party(trainers(3), patient=True, total_steps=6, rounds_per_epoch=6)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(party.play)
         tasks.start_soon(leave_after, party, 2, 2)
