@@ -218,10 +218,9 @@ def _for_the_run_file(shares: Sequence[MeasuredShare], rule: Rule) -> list[str]:
     if found.threshold is None:
         return []
 
-    lines = ["", "For the run file:", "  [model.verification]", f"  threshold = {found.threshold:.2g}"]
-    if median is not None and median.threshold is not None:
-        lines.append(f"  median_threshold = {min(median.threshold, found.threshold):.2g}")
-    return [*lines, ""]
+    own = rule.median_threshold if median is None or median.threshold is None else median.threshold
+    numbers = [f"  threshold = {found.threshold:.2g}", f"  median_threshold = {min(own, found.threshold):.2g}"]
+    return ["", "For the run file:", "  [model.verification]", *numbers, ""]
 
 
 def _threshold_lines(shares: Sequence[MeasuredShare], rule: Rule) -> Iterable[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -221,6 +222,16 @@ def test_where_rounding_is_as_large_as_cheating_there_is_no_threshold_and_no_con
     assert found.after_tie_break[COPY] == 1.0
     assert found.ejected[COPY] == 0.0
     assert "No threshold: honest work reaches 0.3" in as_text(shares, Rule())
+    assert "[model.verification]" not in as_text(shares, Rule())
+
+
+def test_what_is_proposed_for_the_run_file_is_allowed_in_one() -> None:
+    """The default of the second number is larger than a small first one."""
+    shares = [share(step, 1e-4, {QUARTER: 4e-3}) for step in range(12)]
+    text = as_text(shares, Rule())
+    table = text.partition("For the run file:")[2].partition("\n\n")[0]
+    said = tomllib.loads(table)["model"]["verification"]
+    assert 0 < said["median_threshold"] <= said["threshold"] < Rule().median_threshold
 
 
 def test_tables_for_programs_and_people_say_the_same() -> None:
@@ -230,5 +241,8 @@ def test_tables_for_programs_and_people_say_the_same() -> None:
     assert "Threshold: 0.044" in text
     assert table["median_threshold"]["false_positives"] == 0.0
     assert 0.004 < table["median_threshold"]["proposed"] < 0.02
+    assert (
+        f"  [model.verification]\n  threshold = 0.044\n  median_threshold = {table['median_threshold']['proposed']:.2g}\n" in text
+    )
     assert table["overlap"] == {"honest_max": 0.05, "payloads": 12}
     assert [row["phase"] for row in table["honest"]] == [START, PEAK]
