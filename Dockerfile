@@ -45,4 +45,4 @@ COPY --from=client-packages /opt/psyche /opt/psyche
 
 FROM program AS server
 COPY --from=server-packages /opt/psyche /opt/psyche
-EXPOSE 20000/tcp 3340/tcp 3340/udp 8420/tcp
+EXPOSE 20000/tcp 20001/tcp 3340/tcp 3340/udp 8420/tcp

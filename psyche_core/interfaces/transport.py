@@ -137,8 +137,8 @@ class Transport(AsyncResource):
     async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:
         """Replace the members: p2p key -> address (b"" if unknown).
 
-        Returns at once; connections are made and kept in the background. Peers left out are disconnected. Our own key is
-        ignored.
+        Returns at once; connections are made and kept in the background. Peers left out are disconnected. Our own key
+        is among them once we are a member; no connection is made to it.
         """
 
     @abstractmethod

@@ -14,7 +14,10 @@ import pytest
 import yaml
 from command_lines import parse
 
+from psyche_core.config.run_config import load_run_file
+
 REPOSITORY = Path(__file__).parents[2]
+EXAMPLE = REPOSITORY / "examples" / "local_testnet"
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
 IGNORED = (REPOSITORY / ".dockerignore").read_text().split("\n")
 COMPOSE: dict[str, Any] = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())
@@ -158,8 +161,11 @@ def test_ports_are_the_command_s() -> None:
     given = command()
     published = [port.rpartition(":") for port in SERVER["ports"]]
     inside = [inner for _, _, inner in published]
+    data = load_run_file(EXAMPLE / "state.toml").model.LLM.data_location
+    data_port = dict(data.settings or {})["location"].rpartition(":")[2]
     assert inside == [
         f"{given['server_port']}/tcp",
+        f"{data_port}/tcp",
         f"{given['relay_port']}/tcp",
         f"{given['relay_port']}/udp",
         f"{given['web_port']}/tcp",

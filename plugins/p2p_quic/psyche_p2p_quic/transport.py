@@ -78,6 +78,7 @@ class QuicTransport(Transport):
         self._address = b""
         self._relays_chosen = 0
         self._problems: tuple[str, ...] = ()
+        self._member = False  # whether we are among the peers that we were told
         self._endpoint: Endpoint | None = None
         self._own_address: OwnAddress | None = None
         self._mesh: Mesh | None = None
@@ -180,7 +181,10 @@ class QuicTransport(Transport):
             self._mesh.start_over(Hello(self._run_id, self._instance))
 
     async def _watch_relays(self, endpoint: Endpoint) -> None:
-        """Find out why no relay lets us in, where that lasts. Members of a run may be known to its relay some seconds late."""
+        """Find out why no relay lets us in, where that lasts.
+
+        Members of a run may be known to its relay some seconds late; who loads a model before it joins is none for longer.
+        """
         failures = 0
         while True:
             await anyio.sleep(self._settings.relay_check_seconds)
@@ -192,7 +196,7 @@ class QuicTransport(Transport):
             failures += 1
             if failures >= 2:
                 token = self._options.iroh_relay_token
-                found = [await why_refused(url, self._key, token=token) for url in relays]
+                found = [await why_refused(url, self._key, token=token, member=self._member) for url in relays]
                 self._problems = tuple(sentence for sentence in found if sentence is not None)
 
     def _record(self, endpoint: Endpoint) -> bytes:
@@ -268,6 +272,7 @@ class QuicTransport(Transport):
     async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:
         """Replace the members."""
         mesh, _ = self._entered()
+        self._member = self._key.public in peers
         mesh.set_members(peers)
         self._log.set_members(peers)
         self._arrived.set()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import iroh
@@ -22,7 +22,9 @@ from psyche_p2p_quic.addresses.peer_address import PeerAddress
 from psyche_p2p_quic.addresses.relay_urls import N0_RELAYS, RelayChoice, canonical_relay, canonical_relays
 from psyche_p2p_quic.endpoint.endpoint import ALPN, Endpoint
 from psyche_p2p_quic.options import QuicOptions, parse_advertised
-from psyche_p2p_quic.relay.access import OpenAccess, TokenAccess
+from psyche_p2p_quic.relay.access import MemberAccess, OpenAccess, TokenAccess
+from psyche_p2p_quic.relay.limits import RelayLimits
+from psyche_p2p_quic.relay.login import why_refused
 from psyche_p2p_quic.relay.server import RelayServer
 from psyche_p2p_quic.relay_program import service
 from psyche_p2p_quic.relay_program.service import RelayService, ServiceOptions
@@ -270,6 +272,31 @@ async def test_a_member_whose_token_is_refused_is_told_so_and_what_to_do_until_i
                 if token is not None:
                     access.replace(["wrong"])
                     await until(lambda: not one.problems)  # noqa: B023
+
+
+@pytest.mark.quic
+async def test_who_is_no_member_yet_is_not_told_that_the_relay_serves_members_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client goes to the relay before it loads the model, and joins after that."""
+    answers: list[str | None] = []
+
+    async def listening(*arguments: Any, **more: Any) -> str | None:
+        answers.append(await why_refused(*arguments, **more))
+        return answers[-1]
+
+    monkeypatch.setattr("psyche_p2p_quic.transport.why_refused", listening)
+    access = MemberAccess()
+    quick = replace(QUICK, relay_check_seconds=0.05)
+    served = ServiceOptions(port=0, limits=RelayLimits(admission_seconds=0.05))
+    async with RelayService(access, served) as relay, member(settings=quick) as one:
+        await one.use_relays([relay.url])
+        await until(lambda: len(answers) >= 2)
+        assert (answers[0], one.problems) == (None, ())
+        assert relay.relay.router.counters.logins_denied >= 2
+        await one.set_peers({one.peer_id: one.address})
+        await until(lambda: bool(one.problems))
+        assert one.problems[0].startswith(f"{canonical_relay(relay.url)}: the relay refuses this key: this relay serves the members")
+        access.replace([one.peer_id])
+        await until(lambda: not one.problems)
 
 
 @pytest.mark.quic

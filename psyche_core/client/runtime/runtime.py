@@ -321,10 +321,9 @@ class ClientRuntime(Actions[Awaitable[None]]):
     # -------------------------------------------------------------------------------------------- I/O that waits, in tasks
 
     async def _connect(self, addresses: Mapping[bytes, bytes]) -> None:
-        """Tell the transport which members there are. addresses: of them, by signer."""
+        """Tell the transport which members there are, us among them once we are one. addresses: of them, by signer."""
         self._addresses = addresses
-        ours = self._backend.identity.p2p
-        peers = {member.p2p: self._addresses.get(member.signer, b"") for member in self._members if member.p2p != ours}
+        peers = {member.p2p: self._addresses.get(member.signer, b"") for member in self._members}
         await self._transport.set_peers(peers)
 
     async def _answer(self, carry_out: Callable[[PartAction], Awaitable[ev.Event]], action: PartAction) -> None:

@@ -148,10 +148,11 @@ async def log_in_once(url: str, key: SecretKey, *, token: str | None = None) -> 
         (await RelayLogin.open(url, key, token=token)).close()
 
 
-async def why_refused(url: str, key: SecretKey, *, token: str | None = None) -> str | None:
+async def why_refused(url: str, key: SecretKey, *, token: str | None = None, member: bool = True) -> str | None:
     """Why a relay cannot be used with this key, in one sentence with what to do; None if it can.
 
-    The owner of the key must not be connected there.
+    The owner of the key must not be connected there. member: whether it is a member of its run; a relay that refuses it because
+    it is none yet can be used later.
     """
     try:
         await log_in_once(url, key, token=token)
@@ -164,6 +165,8 @@ async def why_refused(url: str, key: SecretKey, *, token: str | None = None) -> 
             f"the relay {url} has no certificate that can be trusted ({reason}); its owner must give it one that browsers accept"
         )
     except TransportError as error:
+        if isinstance(error, MembersOnly) and not member:
+            return None
         return f"{url}: {printable(str(error))}; ask its owner whether it serves this run, or choose another with --iroh-relay"
     except WireError:
         return f"the relay {url} is none: it answers something else; check the URL, or choose another with --iroh-relay"
