@@ -94,8 +94,11 @@ demo-solana: $(STAMP) ## the same on a local Solana chain: three wallets, two ep
 check: lint types ## lint, types and fast tests: folders without torch's models, processes or a simulator (FAST), less what is marked
 	$(LOOPBACK) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not ($(NOT_FAST))" $(LONG:%=--ignore=%) $(FAST) $(PYTEST_ARGS)
 
-test: lint types ## all checks and all tests
-	$(LOOPBACK) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+# mypy needs one core for about two minutes; beside the tests it costs half of that.
+test: lint ## all checks and all tests; what mypy says comes last
+	@mkdir -p build; $(BIN)/mypy >build/types.log 2>&1 & types=$$!; \
+	  $(LOOPBACK) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS); tests=$$?; \
+	  wait $$types; types=$$?; cat build/types.log; exit $$((tests ? tests : types))
 
 lint: $(STAMP) ## ruff, spelling and the import contracts
 	$(BIN)/ruff check .

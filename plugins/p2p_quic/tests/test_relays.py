@@ -294,7 +294,8 @@ async def test_who_is_no_member_yet_is_not_told_that_the_relay_serves_members_on
         assert relay.relay.router.counters.logins_denied >= 2
         await one.set_peers({one.peer_id: one.address})
         await until(lambda: bool(one.problems))
-        assert one.problems[0].startswith(f"{canonical_relay(relay.url)}: the relay refuses this key: this relay serves the members")
+        refused = f"{canonical_relay(relay.url)}: the relay refuses this key: {MemberAccess.refusal}"
+        assert one.problems[0].startswith(refused)
         access.replace([one.peer_id])
         await until(lambda: not one.problems)
 
