@@ -154,7 +154,11 @@ def _parsed(location: object) -> Choice:
         table = CHECKPOINTS.get(choice.name)
         if table is None:
             raise CoordinatorError("InvalidCheckpoint", f"expected a Hub or Gcs location, got {choice.name}")
-        return Choice(choice.name, table.model_validate(choice.settings or {}).model_dump(exclude_none=True))
+        settings = table.model_validate(choice.settings or {}).model_dump(exclude_none=True)
+        empty = next((key for key in ("repo_id", "bucket") if settings.get(key) == ""), None)
+        if empty is not None:
+            raise CoordinatorError("InvalidCheckpoint", f"{empty} of a {choice.name} location must not be empty")
+        return Choice(choice.name, settings)
     except ValidationError as error:
         raise CoordinatorError(
             "InvalidCheckpoint", f"the settings of {choice.name} are wrong: {error.errors()[0]['msg']}"

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.commands import Outcome, RewardsShared, SetFutureEpochRates, Settle
-from psyche_core.coordinator.state import MAX_ACCOUNTS, Account, CoordinatorState, Epoch, EpochRates
+from psyche_core.coordinator.state import MAX_ACCOUNTS, Account, Client, CoordinatorState, Epoch, EpochRates
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import ClientState
 
@@ -65,19 +65,36 @@ def rewards_shared(state: CoordinatorState) -> Outcome:
 
 
 def _earned(epoch: Epoch) -> dict[int, int]:
-    """Map slots to the points they earn; slots that earn nothing are left out."""
-    rounds = {
-        slot: client.accepted_rounds for slot, client in enumerate(epoch.clients) if client.state is not ClientState.Ejected
-    }
+    """Map slots to the points they earn; slots that earn nothing are left out.
+
+    Who has left with a strike earns nothing, whether it withdrew or was lost: else a cheat would leave when it is first checked,
+    and be paid for all that it has not trained.
+    """
+    rounds = {slot: client.accepted_rounds for slot, client in enumerate(epoch.clients) if _is_paid(client)}
     total = sum(rounds.values())
     points = {slot: epoch.rates.earning_total_shared * own // total for slot, own in rounds.items() if own}
     return {slot: share for slot, share in points.items() if share}
 
 
+def _is_paid(client: Client) -> bool:
+    if client.state is ClientState.Healthy:
+        return True
+
+    return client.state is not ClientState.Ejected and client.standing.strikes == 0
+
+
 def _slashed(epoch: Epoch) -> dict[int, int]:
-    """Map slots to the points they are slashed; slots that are not slashed are left out."""
+    """Map slots to the points they are slashed; slots that are not slashed are left out.
+
+    Only a proof that its own signatures make costs a member what it earned in earlier epochs. Strikes do not: how strict checks
+    are, and on which data, is the owner's choice, who would take back with it what is owed.
+    """
     rate = epoch.rates.slashing_per_client
-    return {slot: rate for slot, client in enumerate(epoch.clients) if rate and client.state is ClientState.Ejected}
+    return {slot: rate for slot, client in enumerate(epoch.clients) if rate and _is_slashed(client)}
+
+
+def _is_slashed(client: Client) -> bool:
+    return client.state is ClientState.Ejected and not client.standing.ejected
 
 
 def signers_without_account(state: CoordinatorState) -> set[bytes]:

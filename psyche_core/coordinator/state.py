@@ -30,8 +30,8 @@ MAX_REJOINS = 3
 MAX_UNREADY = 256
 """Maximum number of stored signers that were not ready when a warmup ended."""
 
-MAX_UNREADY_WAITS = 2
-"""Number of successive warmups without being ready after which warmup no longer waits for a signer."""
+UNREADY_LIMIT = 3
+"""From this score on, warmup does not wait for a signer. A warmup in which it is not ready adds 2, another one takes 1 off."""
 
 MAX_REPEATED_WARMUPS = 2
 """So often in a row a warmup begins again, before the run goes back, because members joined that took no part in it (F18)."""
@@ -105,10 +105,10 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Unready:
-    """A signer (32 bytes) that was not ready when a warmup ended. times: number of such warmups in a row, at most 255."""
+    """A signer (32 bytes) that was not ready when a warmup ended. score: see UNREADY_LIMIT, 1 to 255."""
 
     signer: bytes
-    times: int
+    score: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,8 +147,8 @@ def _check_history(state: CoordinatorState) -> None:
     signers = [entry.signer for entry in state.unready]
     once = len(signers) == len(set(signers)) and all(len(signer) == 32 for signer in signers)
     _expect(once, "state.unready", "signers of 32 bytes, each once", len(signers))
-    counted = all(1 <= entry.times <= _MAX_TIMES for entry in state.unready)
-    _expect(counted, "state.unready", f"1 to {_MAX_TIMES} times", signers)
+    counted = all(1 <= entry.score <= _MAX_TIMES for entry in state.unready)
+    _expect(counted, "state.unready", f"a score of 1 to {_MAX_TIMES}", signers)
 
 
 def _check_end(end: EpochEnd, *, at: str) -> None:

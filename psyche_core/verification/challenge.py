@@ -65,7 +65,7 @@ class Outcome(IntEnum):
 
 
 AGREEING = 2
-"""So many tie-breakers that agree decide."""
+"""So many tie-breakers that agree decide, if none says the opposite: one that lies can spare a cheat, but convict nobody."""
 
 ROOT_ROUNDS = 2
 """Rounds during which a root is waited for. A stage in which all have committed ends after the first."""
@@ -345,9 +345,10 @@ def _after_tie_commit(challenge: Challenge, event: RoundBegan) -> Challenge:
 def _after_tie(challenge: Challenge, event: RoundBegan, *, silent: frozenset[int]) -> Challenge:
     said = [_said(event, place) for place, judge in enumerate(challenge.judges) if judge not in silent]
     challenge = _without_judges(challenge, silent)
-    if said.count(False) >= AGREEING:
+    passed, failed = said.count(True), said.count(False)
+    if failed >= AGREEING and not passed:
         return _closed(challenge, Outcome.GUILTY, {challenge.drawn.trainer}, requeue=True)
-    if said.count(True) >= AGREEING:
+    if passed >= AGREEING and not failed:
         return _closed(challenge, Outcome.FALSE_ACCUSATION, {challenge.drawn.verifier})
 
     return _closed(challenge, Outcome.UNDECIDED, watch=True)

@@ -329,7 +329,7 @@ def _apply(client: MachineState, notes: EpochNotes, record: RoundRecord) -> None
 
 
 def _finish_leaving(client: MachineState, state: CoordinatorState, *, since: float) -> None:
-    """Stop once our results are settled, or after a bounded time of serving them."""
+    """Stop once our results are settled and no share of ours is being checked, or after a bounded time of serving them."""
     notes = client.notes
     unsettled = (
         notes is not None
@@ -339,8 +339,20 @@ def _finish_leaving(client: MachineState, state: CoordinatorState, *, since: flo
         and not client.healthy <= {notes.slot}  # else nobody is there to fetch our results, or to attest to them
         and any(record.own_done and record.settled_by is None for record in notes.records.values())
     )
-    if not unsettled or client.now - since > client.timeouts.leaving:
-        client.stop("left the run as asked", success=True)
+    if unsettled and client.now - since <= client.timeouts.leaving:
+        return
+    if _is_checked(state, notes) and client.now - since <= client.timeouts.leaving_checked:
+        return
+
+    client.stop("left the run as asked", success=True)
+
+
+def _is_checked(state: CoordinatorState, notes: EpochNotes | None) -> bool:
+    """Whether a share that we trained in this epoch is being checked."""
+    if notes is None or not notes.describes(state) or state.run_state not in PLAYING:
+        return False
+
+    return any(one.trainer == notes.slot for one in state.epoch.challenges)
 
 
 def _nothing_left(client: MachineState, state: CoordinatorState, notes: EpochNotes | None) -> bool:

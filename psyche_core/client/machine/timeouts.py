@@ -20,6 +20,8 @@ class Timeouts:
         evidence: the same for a proof of equivocation; short, because it is accepted only until the epoch ends.
         absence: longest time between two events that counts as waiting. The rest of a longer suspension does not count.
         leaving: how long we serve our last results after we withdrew.
+        leaving_checked: how long we show shares of ours that are being checked, after we withdrew. Who is gone before gets a
+            strike, and with a strike who has left is not paid for the epoch.
     """
 
     payload: float = 60.0
@@ -29,3 +31,4 @@ class Timeouts:
     evidence: float = 1.5
     absence: float = 5.0
     leaving: float = 5.0
+    leaving_checked: float = 120.0

@@ -186,7 +186,7 @@ class ModelOpener:
             fresh=request.fresh,
             generation=request.state.generation,
             ends=signed_ends(request.state),
-            stored_step=request.state.stored.step,
+            stored_step=request.state.stored.step if source is None or checkpoint.name not in FROM_MEMBERS else None,
             journal_base=None if self._restorer is None else self._restorer.base_of_history(request.state),
             conflicts=lambda decision: first_conflicting_step(request.state, (decision,)) is not None,
             report=self._warn,

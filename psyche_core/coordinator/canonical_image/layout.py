@@ -412,7 +412,7 @@ END = Record(
 UNREADY = Record(
     "Unready",
     Unready,
-    [("signer", Bytes(32), "Ed25519 public key"), ("times", U32, "warmups in a row, at most 255")],
+    [("signer", Bytes(32), "Ed25519 public key"), ("score", U32, "of warmups in which it was not ready, 1 to 255")],
 )
 
 _STATE_FIELDS: Fields = [

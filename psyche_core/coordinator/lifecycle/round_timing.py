@@ -6,11 +6,10 @@ first statement (`statements`), the witness phase as soon as all witnesses that 
 
 from __future__ import annotations
 
-from psyche_core.coordinator.membership.missed_duties import WAITED_MISSES
+from psyche_core.coordinator.membership.missed_duties import WAITED_MISSES, is_accountable
 from psyche_core.coordinator.phases import active_round, due
 from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.types import ClientState
 
 
 def training_time_is_over(state: CoordinatorState, now: int) -> bool:
@@ -27,11 +26,15 @@ def witness_time_is_over(state: CoordinatorState, now: int) -> bool:
 
 
 def everybody_stated(state: CoordinatorState) -> bool:
-    """Whether all elected witnesses that are healthy and that the round waits for have sent their statements (F15, F16)."""
+    """Whether all elected witnesses that are healthy and that the round waits for have sent their statements (F15, F16).
+
+    A witness that came back in this round may state, and is not waited for: its silence is no missed duty, so it could leave and
+    come back in order to hold up rounds.
+    """
     current = active_round(state)
     stated = {statement.index for statement in current.statements}
     clients = state.epoch.clients
     return all(
-        slot in stated or clients[slot].state is not ClientState.Healthy or clients[slot].missed >= WAITED_MISSES
+        slot in stated or not is_accountable(clients[slot], current.height) or clients[slot].missed >= WAITED_MISSES
         for slot in witness_slots(state, current)
     )

@@ -1,7 +1,8 @@
 """Warmup: members load the epoch's model and report when they have it; then the first round starts.
 
 Warmup does not wait for slow members without limit (F17). When init_min_clients members are ready, the others get as much time
-again as these needed, at least a quarter of warmup_time. Warmup does not wait for a signer that was not ready twice in a row.
+again as these needed, at least a quarter of warmup_time. Warmup does not wait for a signer that was not ready twice in a row
+or twice in three warmups.
 Clients that are not ready when the first round starts are dropped before it (F10) and may return like any dropped slot. An epoch
 that is abandoned in warmup pays nobody and uses no step. If a quorum of the members that report cannot get the model, the run
 goes back (F18). Where members joined in the meantime, the warmup begins again with them instead, at most twice in a row.
@@ -9,7 +10,7 @@ goes back (F18). Where members joined in the meantime, the warmup begins again w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from psyche_core.coordinator.commands import EpochEnded, Event, Outcome, WarmupWitness
@@ -20,15 +21,22 @@ from psyche_core.coordinator.phases import due, wait_for_members
 from psyche_core.coordinator.state import (
     MAX_REPEATED_WARMUPS,
     MAX_UNREADY,
-    MAX_UNREADY_WAITS,
     NO_DIGEST,
+    UNREADY_LIMIT,
     CoordinatorState,
     Unready,
 )
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import ClientState
 
-_MAX_TIMES = 255
+_UNREADY = 2
+"""Added to a signer's score for a warmup in which it was not ready."""
+
+_READY = 1
+"""Taken off for one in which it was ready."""
+
+_MOST_UNREADY = 6
+"""Upper limit of the score: after four warmups in which it was ready, a signer is waited for again."""
 
 
 def tick_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
@@ -43,7 +51,7 @@ def tick_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
 
     events: tuple[Event, ...] = ()
     if timed_out:
-        state, events = _unready_dropped(state, now)
+        state, events = _unready_dropped(state, now, excused=state.epoch.lacking)
     return wait_for_members(state, now), (*events, EpochEnded(epoch=state.progress.epoch, success=False))
 
 
@@ -151,8 +159,8 @@ def _ready(state: CoordinatorState) -> set[int]:
 
 
 def _waited_for(state: CoordinatorState) -> set[int]:
-    """Return the healthy slots without those whose signer was not ready in MAX_UNREADY_WAITS successive warmups."""
-    not_waited_for = {entry.signer for entry in state.unready if entry.times >= MAX_UNREADY_WAITS}
+    """Return the healthy slots without those whose signer was not ready too often."""
+    not_waited_for = {entry.signer for entry in state.unready if entry.score >= UNREADY_LIMIT}
     return {slot for slot in state.healthy_slots if state.epoch.clients[slot].id.signer not in not_waited_for}
 
 
@@ -162,23 +170,27 @@ def _grace_is_over(state: CoordinatorState, now: int) -> bool:
     return since is not None and due(since, now, max(since - state.since, state.config.warmup_time // 4))
 
 
-def _unready_dropped(state: CoordinatorState, now: int) -> tuple[CoordinatorState, tuple[Event, ...]]:
+def _unready_dropped(
+    state: CoordinatorState, now: int, *, excused: Collection[int] = ()
+) -> tuple[CoordinatorState, tuple[Event, ...]]:
     """Drop the healthy slots that are not ready, and store their signers for the next warmups.
 
-    Signers of slots that reported that they cannot get the model are not stored.
+    excused: slots whose signers are not stored. Where nobody could begin, a slot that said that it lacks the model may be right.
+    Where others had it, it was late like any other: else it would hold up each warmup with these words.
     """
     ready = _ready(state)
     late = set(state.healthy_slots) - ready
-    state = _with_unready_recorded(state, late=late - set(state.epoch.lacking), ready=ready)
+    state = _with_unready_recorded(state, late=late.difference(excused), ready=ready)
     return exited(state, late, ClientState.Dropped, now)
 
 
 def _with_unready_recorded(state: CoordinatorState, *, late: Iterable[int], ready: Iterable[int]) -> CoordinatorState:
     clients = state.epoch.clients
     late_signers = [clients[slot].id.signer for slot in sorted(late)]
-    reported = {*late_signers, *(clients[slot].id.signer for slot in ready)}
-    times = {entry.signer: entry.times for entry in state.unready}
-    kept = [entry for entry in state.unready if entry.signer not in reported]
-    noted = [Unready(signer, min(times.get(signer, 0) + 1, _MAX_TIMES)) for signer in late_signers]
+    punctual = {clients[slot].id.signer for slot in ready}
+    scores = {entry.signer: entry.score for entry in state.unready}
+    better = (replace(entry, score=entry.score - _READY) if entry.signer in punctual else entry for entry in state.unready)
+    kept = [entry for entry in better if entry.score > 0 and entry.signer not in late_signers]
+    noted = [Unready(signer, min(scores.get(signer, 0) + _UNREADY, _MOST_UNREADY)) for signer in late_signers]
     unready = tuple([*kept, *noted][-MAX_UNREADY:])
     return state if unready == state.unready else replace(state, unready=unready)

@@ -61,9 +61,7 @@ def silent_witnesses(state: CoordinatorState, current: Round) -> frozenset[int]:
         return frozenset()
 
     stated = {statement.index for statement in current.statements}
-    return frozenset(
-        slot for slot in elected if slot not in stated and _is_accountable(state.epoch.clients[slot], current.height)
-    )
+    return frozenset(slot for slot in elected if slot not in stated and is_accountable(state.epoch.clients[slot], current.height))
 
 
 def split_vote_trainers(state: CoordinatorState, before: Round) -> frozenset[int]:
@@ -71,13 +69,11 @@ def split_vote_trainers(state: CoordinatorState, before: Round) -> frozenset[int
 
     Trainers that were absent and have returned since are left out, as in health reports.
     """
-    return frozenset(
-        slot for slot in split_vote_slots(state, before) if _is_accountable(state.epoch.clients[slot], before.height)
-    )
+    return frozenset(slot for slot in split_vote_slots(state, before) if is_accountable(state.epoch.clients[slot], before.height))
 
 
-def _is_accountable(client: Client, height: int) -> bool:
-    """Whether a slot is healthy and was not absent in the round of this height or later."""
+def is_accountable(client: Client, height: int) -> bool:
+    """Whether a slot is healthy and was not absent in the round of this height or later: only such a one is waited for."""
     came_back = client.rejoins > 0 and client.exited_height >= height
     return client.state is ClientState.Healthy and not came_back
 
@@ -89,7 +85,7 @@ def with_statement(state: CoordinatorState, slot: int, now: int) -> CoordinatorS
     """
     client = state.epoch.clients[slot]
     current = state.epoch.rounds[-1]
-    late = _lateness(state, current, now) if _is_accountable(client, current.height) else 0
+    late = _lateness(state, current, now) if is_accountable(client, current.height) else 0
     if not late:
         return with_missed(state, slot, -STATED)
     if client.missed >= WAITED_MISSES:

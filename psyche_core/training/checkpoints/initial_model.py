@@ -5,7 +5,9 @@ starts again under the same name. It must belong to the run's present history: t
 a quorum signed. Its step tells the client which later steps are missing. If the run's model is a stored one, our own checkpoint
 is used if it is newer, or if the stored one is of a later step than the run, which happens after the run went back. If the
 members hold the model (P2P), a local folder with the name in the configuration is used only for how the model is built, and
-nothing is downloaded, because the members have everything. A damaged checkpoint of our own is reported, renamed and skipped.
+nothing is downloaded, because the members have everything. Once a member has stored the model, the name is that member's, and
+might be that of any folder of ours: then the members are asked, too. A damaged checkpoint of our own is reported, renamed and
+skipped.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ def find_origin(
     if saved is not None:
         return saved
 
-    local = sources.local_folder(checkpoint, base=base)
+    local = None if stored_step else sources.local_folder(checkpoint, base=base)
     if local is not None:
         return Origin(local)
 

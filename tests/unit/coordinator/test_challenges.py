@@ -215,7 +215,8 @@ def test_an_epoch_ends_without_challenges_and_the_next_begins_without_strikes(pl
     assert [client.standing for client in run.state.epoch.clients] == [Standing()] * 6
 
 
-def test_ejected_for_strikes_is_slashed_and_earns_nothing(play: Any) -> None:
+def test_ejected_for_strikes_earns_nothing_and_is_not_slashed(play: Any) -> None:
+    """How strict checks are, and on which data, is the owner's choice: it would take back what it owes for earlier epochs."""
     run = play(0, verification_percent=50, rounds_per_epoch=16)
     run.do(SetFutureEpochRates(earning_total_shared=1000, slashing_per_client=7))
     run.start(6)
@@ -223,8 +224,36 @@ def test_ejected_for_strikes_is_slashed_and_earns_nothing(play: Any) -> None:
     play_rounds(run, 40)
     run.cool_down()
     (paid,) = run.seen_events(RewardsShared)
-    assert paid.slashed == ((0, 7),)
+    assert run.state.epoch.clients[0].state is ClientState.Ejected
+    assert paid.slashed == ()
     assert 0 not in dict(paid.earned)
+    assert sum(dict(paid.earned).values()) > 990
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_who_has_left_with_a_strike_earns_nothing(play: Any, lost: bool) -> None:
+    """Else a cheat would leave when it is first checked, and be paid for all that it has not trained."""
+    run = play(0, verification_percent=50, rounds_per_epoch=16)
+    run.do(SetFutureEpochRates(earning_total_shared=1000))
+    run.start(6)
+    run.say = accuses(0)
+    for _ in range(40):
+        if run.phase != "RoundTrain" or run.state.epoch.clients[0].standing.strikes:
+            break
+        play_rounds(run, 1)
+    assert (run.phase, run.state.epoch.clients[0].standing.strikes) == ("RoundTrain", 1)
+    before = run.state.epoch.clients[0].accepted_rounds
+    assert before > 0
+    run.withdraw(0)
+    if lost:
+        clients = list(run.state.epoch.clients)
+        clients[0] = replace(clients[0], state=ClientState.Dropped)
+        run.state = replace(run.state, epoch=replace(run.state.epoch, clients=tuple(clients)))
+    play_rounds(run, 40)
+    run.cool_down()
+    (paid,) = run.seen_events(RewardsShared)
+    assert 0 not in dict(paid.earned)
+    assert paid.slashed == ()
 
 
 def test_samples_of_a_share_that_a_proof_voids_are_not_queued_twice(play: Any) -> None:

@@ -379,15 +379,15 @@ def test_a_clock_that_went_back_makes_nobody_late(play: Any) -> None:
 
 
 def test_who_came_back_in_the_round_is_not_late(play: Any) -> None:
-    run = play(4)
+    run = play(7)
     run.play_round()
     run.withdraw(3)
-    for other in range(2):
+    for other in (0, 1, 2, 4):
         run.do(run.statement(other))
     run.come_back(3)
     set_missed(run, 10)
-    run.do(run.statement(2))
-    assert run.phase == "RoundWitness"
+    run.do(run.statement(5))
+    assert run.phase == "RoundWitness", "the last one is waited for"
     run.do(run.statement(3), after=5)
     assert missed(run) == 9
 

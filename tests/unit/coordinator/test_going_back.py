@@ -156,7 +156,9 @@ def test_fewer_than_a_quorum_turn_nothing_back(play: Any, short: int) -> None:
         run.do(run.ready(slot))
     assert run.phase == "Warmup"
     assert run.tick(after=20)[0] == ClientsExited(epoch=2, slots=lacking)
-    assert (run.round.step, run.state.generation, run.state.unready) == (5, 0, ())
+    assert (run.round.step, run.state.generation) == (5, 0)
+    late = {entry.signer: entry.score for entry in run.state.unready}
+    assert late == {run.state.epoch.clients[slot].id.signer: 2 for slot in lacking}, "the others had it"
 
 
 def test_a_liar_turns_nothing_back_while_the_others_load(play: Any) -> None:

@@ -270,7 +270,7 @@ states = st.builds(
     ends=st.lists(ends, max_size=MAX_ENDS, unique_by=lambda end: end.step).map(
         lambda found: tuple(sorted(found, key=lambda end: end.step))
     ),
-    unready=st.lists(st.builds(Unready, signer=keys, times=numbers(32)), max_size=4, unique_by=lambda entry: entry.signer).map(
+    unready=st.lists(st.builds(Unready, signer=keys, score=numbers(32)), max_size=4, unique_by=lambda entry: entry.signer).map(
         tuple
     ),
     run_id=texts(32, at_least=1),

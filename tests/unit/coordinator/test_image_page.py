@@ -249,7 +249,7 @@ CHANGES = {
     "stored.lost": 2**40,
     "ends[0].digest": b"\3" * 32,
     "ends[1].data_index": 2**40,
-    "unready[1].times": 255,
+    "unready[1].score": 255,
     "epoch.clients[2].state": ClientState.Ejected,
     "epoch.clients[4].rejoins": 2,
     "epoch.rounds[1].slots": (0, 4),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from psyche_core.coordinator.commands import ClientsExited, EpochEnded, RoundStarted
 from psyche_core.coordinator.state import Unready
 from psyche_core.types import ClientState
@@ -32,8 +34,8 @@ def spoken(run: Any, slot: int, seconds: int) -> list[Any]:
     return list(run.do(run.ready(slot), after=run.state.since + seconds - run.now))
 
 
-def times(run: Any) -> dict[bytes, int]:
-    return {entry.signer: entry.times for entry in run.state.unready}
+def scores(run: Any) -> dict[bytes, int]:
+    return {entry.signer: entry.score for entry in run.state.unready}
 
 
 def signer(run: Any, slot: int) -> bytes:
@@ -136,12 +138,12 @@ def late_once(run: Any, *late: int) -> None:
 def test_a_signer_that_was_late_twice_is_not_waited_for(play: Any, joins: Any) -> None:
     run = warming(play, 3, rounds_per_epoch=1)
     late = run.state.epoch.clients[2].id
-    for expected in (1, 2):
+    for expected in (2, 4):
         for slot in (0, 1):
             run.do(run.ready(slot))
         assert run.phase == "Warmup"
         later(run, 25)
-        assert (run.phase, times(run)) == ("RoundTrain", {late.signer: expected})
+        assert (run.phase, scores(run)) == ("RoundTrain", {late.signer: expected})
         run.play_epoch()
         run.cool_down()
         run.do(joins(late))
@@ -150,18 +152,37 @@ def test_a_signer_that_was_late_twice_is_not_waited_for(play: Any, joins: Any) -
     run.do(run.ready(0))
     assert run.phase == "Warmup"
     assert run.do(run.ready(1))[-1] == RoundStarted(epoch=2, height=0, step=3, drain=False)
-    assert times(run) == {late.signer: 3}
+    assert scores(run) == {late.signer: 6}
     assert run.state.healthy_slots == (0, 1)
 
 
-def test_who_is_not_waited_for_may_still_be_ready_and_is_forgotten(play: Any) -> None:
+def test_who_is_not_waited_for_may_still_be_ready_which_counts_for_it(play: Any) -> None:
     run = warming(play, 3)
-    run.state = replace(run.state, unready=(Unready(signer(run, 2), 7),))
+    run.state = replace(run.state, unready=(Unready(signer(run, 2), 6),))
     run.do(run.ready(2))
     run.do(run.ready(0))
     assert run.phase == "Warmup"
     run.do(run.ready(1))
-    assert (run.round.slots, run.state.unready) == ((0, 1, 2), ())
+    assert (run.round.slots, scores(run)) == ((0, 1, 2), {signer(run, 2): 5})
+
+
+def test_who_is_late_in_every_other_warmup_is_not_waited_for_at_last(play: Any, joins: Any) -> None:
+    """If one warmup in which it is ready made all good, it could hold up every other one."""
+    run = warming(play, 3, rounds_per_epoch=1)
+    late = run.state.epoch.clients[2].id
+    for number, expected in enumerate((2, 1, 3)):
+        for slot in (0, 1):
+            run.do(run.ready(slot))
+        assert run.phase == "Warmup"
+        run.do(run.ready(2)) if number == 1 else later(run, 25)
+        assert (run.phase, scores(run)) == ("RoundTrain", {late.signer: expected})
+        run.play_epoch()
+        run.cool_down()
+        if run.state.slot_of(late) is None or late not in run.state.pending:
+            run.do(joins(late))
+        run.tick(after=3)
+    run.do(run.ready(0))
+    assert run.do(run.ready(1))[-1] == RoundStarted(epoch=3, height=0, step=4, drain=False)
 
 
 def test_one_time_is_waited_for(play: Any) -> None:
@@ -176,7 +197,7 @@ def test_one_time_is_waited_for(play: Any) -> None:
 
 def test_where_nobody_is_waited_for_somebody_must_be_ready(play: Any) -> None:
     run = warming(play, 2)
-    run.state = replace(run.state, unready=tuple(Unready(signer(run, slot), 2) for slot in range(2)))
+    run.state = replace(run.state, unready=tuple(Unready(signer(run, slot), 3) for slot in range(2)))
     assert later(run, 50) == []
     assert run.phase == "Warmup"
     assert run.do(run.ready(0))[-1] == STARTED
@@ -187,22 +208,23 @@ def test_a_warmup_that_is_given_up_is_counted_too(play: Any) -> None:
     ends = [signer(run, slot) for slot in range(4)]
     late_once(run, 1, 3)
     assert run.phase == "WaitingForMembers"
-    assert run.state.unready == (Unready(ends[1], 1), Unready(ends[3], 1))
+    assert run.state.unready == (Unready(ends[1], 2), Unready(ends[3], 2))
 
 
 def test_who_withdrew_is_not_counted(play: Any) -> None:
     run = warming(play, 3)
     run.withdraw(2)
     late_once(run, 1)
-    assert list(times(run)) == [signer(run, 1)]
+    assert list(scores(run)) == [signer(run, 1)]
 
 
-def test_times_stop_at_255(play: Any) -> None:
+@pytest.mark.parametrize("before", [4, 5, 6, 255])
+def test_scores_stop_at_6(play: Any, before: int) -> None:
     run = warming(play, 3)
-    run.state = replace(run.state, unready=(Unready(signer(run, 2), 255),))
+    run.state = replace(run.state, unready=(Unready(signer(run, 2), before),))
     run.do(run.ready(0))
     run.do(run.ready(1))
-    assert times(run) == {signer(run, 2): 255}
+    assert scores(run) == {signer(run, 2): 6}
 
 
 def test_the_newest_256_are_remembered(play: Any) -> None:
@@ -210,7 +232,7 @@ def test_the_newest_256_are_remembered(play: Any) -> None:
     strangers = tuple(Unready(bytes([1, place]) + bytes(30), 1) for place in range(256))
     run.state = replace(run.state, unready=strangers)
     late_once(run, 2)
-    assert run.state.unready == (*strangers[1:], Unready(signer(run, 2), 1))
+    assert run.state.unready == (*strangers[1:], Unready(signer(run, 2), 2))
 
 
 def test_who_is_late_again_moves_to_the_end_of_the_list(play: Any) -> None:
@@ -218,12 +240,21 @@ def test_who_is_late_again_moves_to_the_end_of_the_list(play: Any) -> None:
     stranger = Unready(bytes(32), 1)
     run.state = replace(run.state, unready=(Unready(signer(run, 2), 1), stranger))
     late_once(run, 2)
-    assert run.state.unready == (stranger, Unready(signer(run, 2), 2))
+    assert run.state.unready == (stranger, Unready(signer(run, 2), 3))
 
 
-def test_who_lacks_the_model_is_dropped_and_not_counted_as_late(play: Any) -> None:
+def test_who_lacks_the_model_that_others_have_is_late_like_any_other(play: Any) -> None:
+    """Else it would hold up each warmup with these words."""
     run = warming(play, 3)
     run.do(run.lacking(2))
     late_once(run, 1, 2)
     assert run.round.slots == (0,)
-    assert list(times(run)) == [signer(run, 1)]
+    assert list(scores(run)) == [signer(run, 1), signer(run, 2)]
+
+
+def test_who_lacks_the_model_is_not_late_where_nobody_could_begin(play: Any) -> None:
+    run = warming(play, 4, min_clients=4, init_min_clients=4)
+    run.do(run.lacking(2))
+    late_once(run, 1, 2)
+    assert run.phase == "WaitingForMembers"
+    assert list(scores(run)) == [signer(run, 1)]

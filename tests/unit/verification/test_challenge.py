@@ -113,13 +113,15 @@ def test_most_witnesses_say_whether_the_score_is_high(words: tuple[Word, ...], h
     ("words", "expected"),
     [
         ((FAILED, FAILED, FAILED), (Outcome.GUILTY, frozenset({TRAINER}), True, False)),
-        ((FAILED, FAILED, PASSED), (Outcome.GUILTY, frozenset({TRAINER}), True, False)),
-        ((PASSED, PASSED, FAILED), (Outcome.FALSE_ACCUSATION, frozenset({VERIFIER}), False, False)),
+        ((FAILED, FAILED, NO_JUDGE), (Outcome.GUILTY, frozenset({TRAINER}), True, False)),
+        ((PASSED, PASSED, Word.NOTHING), (Outcome.FALSE_ACCUSATION, frozenset({VERIFIER}), False, False)),
+        ((FAILED, FAILED, PASSED), UNDECIDED),
+        ((PASSED, PASSED, FAILED), UNDECIDED),
         ((PASSED, FAILED, Word.NOTHING), UNDECIDED),
         ((FAILED, NO_JUDGE, NO_JUDGE), UNDECIDED),
     ],
 )
-def test_two_tie_breakers_that_agree_decide(
+def test_two_tie_breakers_that_agree_decide_unless_the_third_says_the_opposite(
     words: tuple[Word, ...], expected: tuple[Outcome, frozenset[int], bool, bool]
 ) -> None:
     found = at_tie_reveal()

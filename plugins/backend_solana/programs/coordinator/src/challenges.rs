@@ -15,7 +15,7 @@ use crate::verdicts::{advance, judged_count, standings, without, Began, Verdict}
 
 /// Highest word a witness can say.
 const LAST_WORD: u8 = 6;
-const STRIKES_EJECT: u8 = 2;
+pub const STRIKES_EJECT: u8 = 2;
 
 /// A stored challenge, while the rest of the run is read and written: no two have the same place, and none is both at once.
 #[inline(always)]
@@ -136,13 +136,13 @@ pub fn challenges_advanced(run: &mut Run, current: usize) {
     let mut again = Again { height: 0, count: 0 };
     for place in 0..run.image.epoch.challenges.len() {
         let one = stored(run, place);
-        let due = one.awaits_words(ended);
+        let count = if one.awaits_words(ended) { judged_count(one) } else { 0 };
         let first = word;
-        word += if due { judged_count(one) } else { 0 };
+        word += count;
         if one.share.count == 0 {
             continue; // a proof has decided about the share
         }
-        match advance(run, one, &began, if due { first } else { NONE }) {
+        match advance(run, one, &began, if count > 0 { first } else { NONE }) {
             Some(verdict) => {
                 judge(run, one, &verdict, began.height, &mut missed);
                 if verdict.requeue {

@@ -118,7 +118,7 @@ pub fn checkpoint(run: &mut Run, sender: &Key, location: &Location) -> Outcome {
         return Err(INVALID_CHECKPOINT); // nobody knows yet whether it is the run's model
     }
     let followed = following(run.image.model.checkpoint.kind, location.kind);
-    if followed == NONE || !location.is_sound() {
+    if followed == NONE || !location.is_sound() || location.first[0] == 0 {
         return Err(INVALID_CHECKPOINT);
     }
     location.write(&mut run.image.model.checkpoint, followed as u8);

@@ -22,7 +22,7 @@ pub const LEFT_BEHIND: u8 = 80;
 pub const WAITED_MISSES: u8 = 64;
 pub const MAX_MISSED: u8 = 128;
 pub const MAX_UNREADY: usize = 256;
-pub const MAX_UNREADY_WAITS: u32 = 2;
+pub const UNREADY_LIMIT: u32 = 3;
 pub const MAX_ENDS: usize = 4;
 pub const MAX_END_INTERVALS: usize = 64;
 pub const STORED_ROUNDS: usize = 4;
@@ -320,7 +320,7 @@ pub struct EpochEnd {
 #[derive(Clone, Copy)]
 pub struct Unready {
     pub signer: Key,
-    pub times: u32,
+    pub score: u32,
 }
 
 #[repr(C)]

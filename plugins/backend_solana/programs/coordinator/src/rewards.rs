@@ -1,5 +1,6 @@
 //! Rewards: what an epoch pays to whom, and the accounts that hold it (psyche_core/coordinator/rewards.py).
-use crate::image::{health, same, Account, Key, MAX_ACCOUNTS, NONE};
+use crate::challenges::STRIKES_EJECT;
+use crate::image::{health, same, Account, Client, Key, MAX_ACCOUNTS, NONE};
 use crate::refusal::{Outcome, INVALID_SETTLEMENT};
 use crate::run::{Run, Signers};
 use core::cmp::Ordering;
@@ -41,13 +42,21 @@ fn portion(pool: u64, own: u64, total: u64) -> u64 {
     if total >> 32 == 0 { whole * own + rest * own / total } else { mul_div(pool, own, total).unwrap_or(0) }
 }
 
+/// Whether a client is paid: who has left with a strike is not.
+fn is_paid(client: &Client) -> bool {
+    client.state == health::HEALTHY || client.state != health::EJECTED && client.standing.strikes == 0
+}
+
+/// Whether a client is slashed: who was ejected for what it signed, not for strikes.
+fn is_slashed(client: &Client) -> bool { client.state == health::EJECTED && client.standing.strikes < STRIKES_EJECT }
+
 /// Pays the epoch that ends now and notes what its ejected clients are slashed.
 #[inline(never)]
 pub fn share_rewards(run: &mut Run) {
     let rates = run.image.epoch.rates;
     let mut total = 0u64;
     for client in run.image.epoch.clients.used() {
-        if client.state != health::EJECTED {
+        if is_paid(client) {
             total += u64::from(client.accepted_rounds);
         }
     }
@@ -55,11 +64,11 @@ pub fn share_rewards(run: &mut Run) {
     for slot in 0..run.image.epoch.clients.len() {
         let client = &run.image.epoch.clients.items[slot];
         let (own, signer) = (u64::from(client.accepted_rounds), client.id.signer);
-        if client.state == health::EJECTED {
+        if is_slashed(client) {
             if rates.slashing > 0 {
                 credit(run, &signer, 0, rates.slashing);
             }
-        } else if own > 0 {
+        } else if is_paid(client) && own > 0 {
             let earned = portion(rates.earning, own, total);
             if earned > 0 {
                 paid += earned;

@@ -87,13 +87,14 @@ fn take_samples(run: &mut Run, place: usize) {
     }
 }
 
-/// Whether every elected witness of the current round that is healthy and waited for has stated.
+/// Whether every elected witness of the current round that is healthy and waited for has stated. Who came back in it is not waited for.
 pub fn everybody_stated(run: &mut Run, current: usize) -> bool {
     let mut silent = [0; 4];
     without_statement(run, current, &mut silent);
+    let height = run.image.round(current).height;
     while !set::is_empty(&silent) {
         let client = &run.image.epoch.clients.items[set::take_first(&mut silent)];
-        if client.state == health::HEALTHY && client.missed < WAITED_MISSES {
+        if client.state == health::HEALTHY && client.missed < WAITED_MISSES && !client.absent_since(height) {
             return false;
         }
     }

@@ -244,10 +244,10 @@ fn after_tie(one: &mut Challenge, began: &Began, tally: &Tally, silent: &Set) ->
         }
     }
     without_judges(one, silent, true);
-    if failed >= AGREEING {
+    if failed >= AGREEING && passed == 0 {
         return Some(Verdict { requeue: true, ..closed(one, one.trainer as usize, &[0; 4], &[0; 4]) });
     }
-    if passed >= AGREEING {
+    if passed >= AGREEING && failed == 0 {
         return Some(closed(one, one.verifier as usize, &[0; 4], &[0; 4]));
     }
     undecided(one)

@@ -1,14 +1,16 @@
 //! Warmup: members load the epoch's model, and the first round starts (psyche_core/coordinator/lifecycle/warmup.py).
 use crate::waiting::wait_for_members;
 use crate::history::{held_step, must_go_back, without_model};
-use crate::image::{due, health, same, Image, Key, Set, Unready, MAX_CLIENTS, MAX_UNREADY, MAX_UNREADY_WAITS, NONE, NO_DIGEST};
+use crate::image::{due, health, same, Image, Key, Set, Unready, MAX_CLIENTS, MAX_UNREADY, NONE, NO_DIGEST, UNREADY_LIMIT};
 use crate::members::exit;
 use crate::refusal::{Outcome, DUPLICATE_WITNESS, INVALID_WITNESS, NOTHING_DUE};
 use crate::rounds::start_round;
 use crate::run::{Run, Signers};
 use crate::set;
 
-const MOST_TIMES: u32 = 255;
+/// Added to a signer's score for a warmup in which it was not ready; of one in which it was ready, 1 is taken off.
+const NOT_READY: u32 = 2;
+const MOST_UNREADY: u32 = 6;
 const MAX_REPEATED_WARMUPS: u8 = 2;
 
 /// Starts the first round, goes back, or gives the epoch up, if it is time.
@@ -24,7 +26,8 @@ pub fn tick_warmup(run: &mut Run) -> Outcome {
         return Err(NOTHING_DUE);
     }
     if timed_out {
-        drop_unready(run, &healthy, &ready);
+        let lacking = run.image.epoch.lacking;
+        drop_unready(run, &healthy, &ready, &lacking);
     }
     run.backing.keep(0);
     wait_for_members(run);
@@ -101,7 +104,7 @@ fn advance(run: &mut Run) -> bool {
         return true;
     }
     if set::count(&ready) >= least && (timed_out || grace_is_over(run) || nobody_awaited(run, &healthy, &ready)) {
-        drop_unready(run, &healthy, &ready);
+        drop_unready(run, &healthy, &ready, &[0; 4]);
         start_round(run, &ready, false);
         return true;
     }
@@ -133,7 +136,7 @@ fn nobody_awaited(run: &Run, healthy: &Set, slots: &Set) -> bool {
     let unready = run.image.unready.used();
     let left_alone = Signers::over(unready, run.seed);
     for (number, entry) in unready.iter().enumerate() {
-        if entry.times >= MAX_UNREADY_WAITS {
+        if entry.score >= UNREADY_LIMIT {
             left_alone.insert(number);
         }
     }
@@ -141,22 +144,22 @@ fn nobody_awaited(run: &Run, healthy: &Set, slots: &Set) -> bool {
     clients.iter().enumerate().all(|(slot, client)| !set::has(&others, slot) || left_alone.contains(&client.id.signer))
 }
 
-/// Drops the healthy slots that are not ready, and remembers who was late for the next warmups.
+/// Drops the healthy slots that are not ready, and remembers who was late for the next warmups, but `excused` slots.
 #[inline(never)]
-fn drop_unready(run: &mut Run, healthy: &Set, ready: &Set) {
+fn drop_unready(run: &mut Run, healthy: &Set, ready: &Set, excused: &Set) {
     let mut late = *healthy;
     set::subtract(&mut late, ready);
     let mut noted = late;
-    set::subtract(&mut noted, &run.image.epoch.lacking);
+    set::subtract(&mut noted, excused);
     note_late(run, &noted, ready);
     exit(run, &late, health::DROPPED);
 }
 
-/// Takes the entries of those spoken of out of the list, and appends those who were late; the oldest make room.
+/// Lowers the scores of those who were ready, and appends those who were late with higher ones; the oldest make room.
 #[inline(never)]
 fn note_late(run: &mut Run, late: &Set, ready: &Set) {
     let image = &mut *run.image;
-    let (mut gone, mut times): (Set, [u8; MAX_CLIENTS]) = ([0; 4], [0; MAX_CLIENTS]);
+    let (mut gone, mut scores): (Set, [u8; MAX_CLIENTS]) = ([0; 4], [0; MAX_CLIENTS]);
     if image.unready.len() > 0 {
         let known = Signers::over(image.unready.used(), run.seed);
         for number in 0..image.unready.len() {
@@ -165,9 +168,17 @@ fn note_late(run: &mut Run, late: &Set, ready: &Set) {
         for (slot, client) in image.epoch.clients.used().iter().enumerate() {
             if set::has(late, slot) || set::has(ready, slot) {
                 let number = known.find(&client.id.signer);
-                if number != NONE {
+                if number == NONE {
+                    continue;
+                }
+                let score = &mut image.unready.items[number].score;
+                if set::has(late, slot) {
+                    scores[slot] = *score as u8;
+                } else {
+                    *score -= 1;
+                }
+                if set::has(late, slot) || *score == 0 {
                     set::insert(&mut gone, number);
-                    times[slot] = image.unready.items[number].times as u8;
                 }
             }
         }
@@ -191,7 +202,7 @@ fn note_late(run: &mut Run, late: &Set, ready: &Set) {
     list.truncate(kept);
     for (slot, client) in image.epoch.clients.used().iter().enumerate() {
         if set::has(late, slot) {
-            list.items[kept] = Unready { signer: client.id.signer, times: (u32::from(times[slot]) + 1).min(MOST_TIMES) };
+            list.items[kept] = Unready { signer: client.id.signer, score: (u32::from(scores[slot]) + NOT_READY).min(MOST_UNREADY) };
             kept += 1;
         }
     }
