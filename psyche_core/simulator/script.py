@@ -44,6 +44,9 @@ SLOWING_LIES = (
     "late-finished",
     "just-in-time",
     "late-statement",
+    "lacks-model",
+    "unready-every-other",
+    "leaves-and-returns",
     "idle-joiners",
 )
 """Lies that cost the others time."""

@@ -95,7 +95,7 @@ def test_members_of_a_run_on_a_chain_are_paid_though_an_rpc_provider_dies_midway
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["other-data", "false-gradients"])
-def test_a_cheat_is_ejected_from_a_run_on_a_chain_and_slashed(chain: Chain, local_testnet: LocalTestnet, kind: str) -> None:
+def test_a_cheat_is_ejected_from_a_run_on_a_chain_and_not_paid(chain: Chain, local_testnet: LocalTestnet, kind: str) -> None:
     checked = {"verification_percent": 50, "init_min_clients": 5, "min_clients": 3, "max_round_train_time": 20}
     batch = {"global_batch_size_start": 10, "global_batch_size_end": 10}
     folder = local_testnet(total_steps=40, rounds_per_epoch=40, warmup_steps=2, **checked, **batch)
@@ -119,5 +119,5 @@ def test_a_cheat_is_ejected_from_a_run_on_a_chain_and_slashed(chain: Chain, loca
     assert "failed twice in this epoch" in ended.reason
     chain.until(lambda: all(chain.processes[name].poll() == 0 for name in honest), seconds=240)
     accounts = chain.ask("run-manager", "json-dump-run", *of_run)["accounts"]
-    assert [account["slashed"] for account in accounts if account["slashed"]] == [7]
+    assert not any(account["slashed"] for account in accounts)
     assert sum(account["earned"] > 0 for account in accounts) == len(honest)

@@ -40,7 +40,8 @@ Kinds of faults:
             old-signatures
   slow down silent-witness never-states all-ones empty-statements
             never-finished selective-finished late-finished just-in-time
-            late-statement idle-joiners"""
+            late-statement lacks-model unready-every-other
+            leaves-and-returns idle-joiners"""
 
 
 @click.command(

@@ -26,6 +26,7 @@ from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.client.machine.verification import challenged_shares
 from psyche_core.coordinator.checkpoints import OPEN
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.telemetry import events as telemetry
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import Finished, Result
 
@@ -341,7 +342,15 @@ def _finish_leaving(client: MachineState, state: CoordinatorState, *, since: flo
     )
     if unsettled and client.now - since <= client.timeouts.leaving:
         return
-    if _is_checked(state, notes) and client.now - since <= client.timeouts.leaving_checked:
+    longest = client.timeouts.leaving_checked
+    if _is_checked(state, notes) and client.now - since <= longest:
+        if not client.leaving_told:
+            client.leaving_told = True
+            sentence = (
+                f"members are checking this client's work, so it shows its shares until they are done, {longest:.0f} s at most; "
+                "if it ends at once, this epoch may not be paid"
+            )
+            client.notify(telemetry.Problem("warning", sentence))
         return
 
     client.stop("left the run as asked", success=True)

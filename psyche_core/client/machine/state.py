@@ -42,13 +42,14 @@ class MachineState:
     notes: of the epoch we are in, or are finishing; None before the first. healthy: slots healthy in `state`. members: the
     transport's peers as last set; peers: p2p keys connected. joined: whether this process joined; join_sent_at: when we last
     did, None once a state answers it. source_missing: nothing here says how the model is built, so all of it comes from others.
-    leaving: when we began to leave. masters_at: the step whose results are in our masters, None when unknown; masters_invalid:
-    work on them failed, so their content is unknown. model_digest: their last full digest; digest_at: the step of that digest,
-    None when unknown. journalled: we keep a journal. loaded_generation: of the run when we last loaded a model. held: steps and
-    full digests of signed epoch ends on our disk. contested: generation and step of a model that an epoch starts with and of
-    which members offered different ones, and the key of the first epoch in which they did. work: what the trainer is doing.
-    can_store: whether there is a store for models of epoch ends; upload: the one in progress. finish_estimator: durations of our
-    trainings and of the gaps between rounds. expired_before: tag below which everything was forgotten, here and in the transport.
+    leaving: when we began to leave; leaving_told: whether people know that we still show shares. masters_at: the step whose
+    results are in our masters, None when unknown; masters_invalid: work on them failed, so their content is unknown.
+    model_digest: their last full digest; digest_at: the step of that digest, None when unknown. journalled: we keep a
+    journal. loaded_generation: of the run when we last loaded a model. held: steps and full digests of signed epoch ends on
+    our disk. contested: generation and step of a model that an epoch starts with and of which members offered different ones,
+    and the key of the first epoch in which they did. work: what the trainer is doing. can_store: whether there is a store for
+    models of epoch ends; upload: the one in progress. finish_estimator: durations of our trainings and of the gaps between
+    rounds. expired_before: tag below which everything was forgotten, here and in the transport.
     """
 
     identity: NodeIdentity
@@ -69,6 +70,7 @@ class MachineState:
     joined: bool = False
     join_sent_at: float | None = None
     leaving: float | None = None
+    leaving_told: bool = False
     model_ready: bool = False
     source_missing: bool = False
     model_digest: bytes = bytes(32)

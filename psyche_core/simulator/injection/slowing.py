@@ -5,11 +5,13 @@ Liars do only what an outsider can do: they drop, change or delay what their own
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import replace
 
-from psyche_core.coordinator.commands import Command, HealthCheck, Witness
+from psyche_core.coordinator.commands import Command, HealthCheck, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.round.bloom_filter import BLOOM_BYTES
+from psyche_core.coordinator.state import MAX_REJOINS, NO_DIGEST
 from psyche_core.simulator.clock import Clock
 from psyche_core.simulator.members.keys import join_of
 from psyche_core.simulator.members.node import Node
@@ -30,6 +32,9 @@ LAST_MOMENT = 0.2
 
 POLL_EVERY = 0.2
 """Seconds after which a member with a late statement looks again whether RoundWitness has begun."""
+
+RETURN_EVERY = 0.7
+"""Seconds between two attempts to leave and come back within a round."""
 
 IDLE_EVERY = 1.5
 """Seconds between two joins of an idle key."""
@@ -52,6 +57,8 @@ class Slowing:
         """A member begins to lie in this way."""
         if kind == "idle-joiners":
             self._join_idly(node)
+        if kind == "leaves-and-returns":
+            self._leave_and_return(node)
 
     def intercepts(self, node: Node, kind: str, message: Message, tag: int) -> bool:
         """Whether a message is dropped, or delayed and sent later."""
@@ -80,6 +87,15 @@ class Slowing:
             case "late-statement", Witness():
                 self._counts[kind] += 1
                 self._state_late(node, node.incarnation, command)
+                return None
+            case "lacks-model", WarmupWitness() if self._server.state.run_state is RunState.Warmup:
+                self._counts[kind] += 1
+                return replace(command, model_digest=NO_DIGEST)
+            case "unready-every-other", WarmupWitness() if self._is_quiet_warmup():
+                self._counts[kind] += 1
+                return None
+            case "leaves-and-returns", Witness() if self._came_back(node):
+                self._counts[kind] += 1
                 return None
             case "silent-witness" | "never-states" | "selective-finished", Witness() | HealthCheck():
                 self._counts[kind] += 1
@@ -130,6 +146,37 @@ class Slowing:
             if isinstance(message, Result):
                 node.serve_again(message.payload_hash)
             node.broadcast(message, tag)
+
+    def _is_quiet_warmup(self) -> bool:
+        state = self._server.state
+        return state.run_state is RunState.Warmup and state.progress.epoch % 2 == 1
+
+    def _came_back(self, node: Node) -> bool:
+        """Whether the member came back in the present round."""
+        state = self._server.state
+        slot, current = state.slot_of(node.identity), state.current_round
+        if slot is None or current is None:
+            return False
+
+        client = state.epoch.clients[slot]
+        return client.rejoins > 0 and client.exited_height >= current.height
+
+    def _leave_and_return(self, node: Node) -> None:
+        """Leave, join and come back at once while a round is trained; then say nothing in it."""
+        if "leaves-and-returns" not in node.lies or self._server.finished:
+            return
+
+        state = self._server.state
+        slot = state.slot_of(node.identity)
+        if self._server.up and node.running and slot in state.healthy_slots and state.run_state is RunState.RoundTrain:
+            assert slot is not None
+            if state.epoch.clients[slot].rejoins < MAX_REJOINS:
+                self._counts["leaves-and-returns"] += 1
+                self._server.apply(Withdraw(node.identity))
+                self._server.apply(join_of(node.index))
+                digest = hashlib.sha256(b"some model").digest()
+                self._server.apply(WarmupWitness(node.identity, epoch=state.progress.epoch, index=slot, model_digest=digest))
+        self._clock.after(RETURN_EVERY, self._leave_and_return, node)
 
     def _join_idly(self, node: Node) -> None:
         """Extra keys of a liar join again and again and do nothing else: they never report that they are ready."""

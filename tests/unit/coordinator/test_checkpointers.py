@@ -41,6 +41,17 @@ def test_what_an_elected_member_stored_counts_once_the_end_is_signed(play: Any, 
     assert run.state.model.LLM.checkpoint == HUB
 
 
+@pytest.mark.parametrize(("kind", "key"), [("Hub", "repo_id"), ("Gcs", "bucket")])
+def test_an_empty_place_is_refused(play: Any, kind: str, key: str) -> None:
+    """It is the folder in which each newcomer's program was started, and holds no model."""
+    run = cooled(play, 3)
+    slot = checkpointer_slot(run.state)
+    assert slot is not None
+    before = run.state.model
+    run.refused(Checkpoint(sender=run.state.epoch.clients[slot].id, location=Choice(kind, {key: ""})), "InvalidCheckpoint")
+    assert run.state.model == before
+
+
 def test_after_the_last_step_it_counts_at_once(play: Any) -> None:
     run = play(3, rounds_per_epoch=1, total_steps=1)
     run.play_epoch()

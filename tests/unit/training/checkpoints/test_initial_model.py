@@ -167,6 +167,16 @@ def test_a_damaged_checkpoint_does_not_count_among_those_that_are_kept(tmp_path:
     assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["a_run-step12", "a_run-step3", "a_run-step9-damaged"]
 
 
+@pytest.mark.parametrize("place", [".", "", "models"])
+def test_a_folder_is_not_used_once_a_member_has_named_the_place(tmp_path: Path, place: str) -> None:
+    """It could name any folder of ours, which then ended us: the members describe the model."""
+    (tmp_path / "models").mkdir()
+    for stored in (None, 0):
+        assert find(tmp_path, Choice("P2P", {"repo_id": place}), stored_step=stored)[0].folder.is_dir()
+    with pytest.raises(NoModelSource):
+        find(tmp_path, Choice("P2P", {"repo_id": place}), stored_step=12)
+
+
 def test_without_a_copy_a_local_folder_says_how_the_model_is_built(tmp_path: Path) -> None:
     (tmp_path / "nowhere").mkdir()
     save(tmp_path / "own", 9)
