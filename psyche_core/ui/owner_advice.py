@@ -37,6 +37,11 @@ def lost_model(event: ModelLost) -> str:
             f"stop the server (Ctrl-C or SIGTERM) and start it once with `{event.begin_again}`: all training since the stored "
             f"checkpoint ({stored}) is lost"
         )
+        if event.begin_again.startswith("psyche server run"):
+            end += (
+                ". If a member still has an older checkpoint of the run, add `--checkpoint file:///FOLDER` with its folder: the run "
+                "then begins with these weights, and counts steps from 1"
+            )
     none = "no such state or disk" if event.state_dir else "no such disk"
     return (
         f"{lost} the run is paused. {_newer_state(event)}{disk[0].upper()}{disk[1:]}. Start its client with that "
