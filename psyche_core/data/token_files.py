@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import logging
 import math
+import shlex
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -19,10 +20,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
+from psyche_core.config.run_config import load_data_file
 from psyche_core.data.mapped_files import MOST_OPEN, MappedFiles
 from psyche_core.data.ordering.data_shuffle import shuffled_order
 from psyche_core.data.ordering.dataset_index import FileContents, FileStamp, dataset_index
-from psyche_core.errors import DataError, InputError
+from psyche_core.errors import ConfigError, DataError, InputError
 
 EXTENSIONS = (".bin", ".ds", ".npy")
 
@@ -198,6 +200,22 @@ def _too_short(location: Path, files: Sequence[FileStamp], *, sequence_length: i
     )
 
 
+def _made_by(location: Path) -> str:
+    """What makes token files that are not there, if a data.toml beside their folder describes them; else nothing."""
+    place = location.resolve()
+    for folder in (place, place.parent):
+        run_file, described = folder.parent / "state.toml", folder.parent / "data.toml"
+        try:
+            data = load_data_file(described) if described.is_file() and run_file.is_file() else None
+        except (ConfigError, OSError):
+            continue
+        if data is not None and data.text is not None and data.dir.resolve() == folder:
+            given = f"--state {shlex.quote(str(run_file))} --data {shlex.quote(str(folder))}"
+            return f", or make those of {described} with `psyche train-local {given} --steps 1`"
+
+    return ""
+
+
 def token_paths(location: Path) -> list[Path]:
     """The token files at `location`: the file itself, or those directly in the folder, by name.
 
@@ -209,7 +227,9 @@ def token_paths(location: Path) -> list[Path]:
 
         found = sorted((path for path in location.iterdir() if path.suffix in EXTENSIONS and path.is_file()), key=_name)
     except OSError as error:
-        message = f"cannot look for token files in {location}: {error.strerror}; name the folder that holds them"
+        message = (
+            f"cannot look for token files in {location}: {error.strerror}; name the folder that holds them{_made_by(location)}"
+        )
         raise InputError(message) from error
     except ValueError as error:  # a NUL character
         message = f"cannot look for token files in {str(location)!r}: it is not a path"

@@ -12,6 +12,9 @@ LOSS_BUCKETS = 512
 MAX_SPANS = 96
 """Spans kept for a member; when there are more, the shortest of the older ones is given to its neighbour."""
 
+MAX_STRUCK_EPOCHS = 16
+"""Newest epochs of which a member's strikes are kept apart."""
+
 RATE_WINDOW = 20
 """Number of newest steps over which tokens per second are computed."""
 
@@ -33,7 +36,7 @@ class MemberView:
     states, oldest first; the last one lasts. earned, slashed: points that the coordinator counts; None if unknown. paid: smallest
     units of the token that it was paid. starts: number of its processes. out_epoch: epoch from which it was dropped or ejected.
     overlap: (step, score) of its newest result that was compared, see `telemetry.ResultOverlaps`; None if none was.
-    checks: number of its shares that others recomputed and found trained. strikes: it got in such checks, over all epochs.
+    checks: number of its shares that others recomputed and found trained.
     heard: unix seconds of the newest event about it. changed: version of the newest change.
     """
 
@@ -58,11 +61,12 @@ class MemberView:
     problems: int = 0
     overlap: tuple[int, float] | None = None
     checks: int = 0
-    strikes: int = 0
     reported_rate: float | None = None
     heard: float = 0.0
     out_epoch: int | None = None
     changed: int = 0
+    _struck: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _struck_before: int = 0
     _network: NetworkTotals = field(default_factory=lambda: NetworkTotals(0, 0, 0))
     _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
 
@@ -79,6 +83,28 @@ class MemberView:
             return sum(tokens for _, tokens in list(self._recent)[1:]) / elapsed if elapsed > 0 else 0.0
 
         return self.reported_rate or 0.0
+
+    @property
+    def strikes(self) -> int:
+        """Strikes that it got in checks of shares, over all epochs: of each, those that were told, or that states show."""
+        return self._struck_before + sum(max(known) for known in self._struck.values())
+
+    def note_strike(self, epoch: int) -> None:
+        """A check that ended in this epoch gave it a strike."""
+        told, shown = self._struck.get(epoch, (0, 0))
+        self._note_struck(epoch, told + 1, shown)
+
+    def show_strikes(self, epoch: int, strikes: int) -> bool:
+        """A state of this epoch shows so many; it may show more than was told. Returns whether that changes anything."""
+        told, shown = self._struck.get(epoch, (0, 0))
+        if strikes > shown:
+            self._note_struck(epoch, told, strikes)
+        return strikes > max(told, shown)
+
+    def _note_struck(self, epoch: int, told: int, shown: int) -> None:
+        self._struck[epoch] = told, shown
+        while len(self._struck) > MAX_STRUCK_EPOCHS:
+            self._struck_before += max(self._struck.pop(min(self._struck)))
 
     def enter(self, state: str, time: float, why: str = "") -> None:
         """It is in a state from now on. A state that it is in already goes on, with its first reason."""
@@ -129,7 +155,10 @@ class MemberView:
         self.spans = sorted([*other.spans, *self.spans], key=lambda span: span.since)
         self.paid += other.paid
         self.checks += other.checks
-        self.strikes += other.strikes
+        self._struck_before += other._struck_before
+        for epoch, (told, shown) in other._struck.items():
+            ours = self._struck.get(epoch, (0, 0))
+            self._note_struck(epoch, ours[0] + told, max(ours[1], shown))
         self.earned = other.earned if self.earned is None else self.earned
         self.slashed = other.slashed if self.slashed is None else self.slashed
         self.step = other.step if self.step is None else self.step

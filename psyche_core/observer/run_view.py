@@ -19,11 +19,13 @@ from psyche_core.observer.news import TRAINING_PHASES, news_level
 from psyche_core.observer.records import Answer, Entry, EpochView, News, Stage
 from psyche_core.observer.roster import Roster
 from psyche_core.sdk.run_events import phase_of
+from psyche_core.state_events import checks_between
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
 from psyche_core.text_safety import printable
 from psyche_core.types import ClientState, RunState
 from psyche_core.ui.event_text import describe
+from psyche_core.ui.told_checks import ToldChecks
 
 CURVE_BUCKETS = 4096
 SMALL_BUCKETS = 1024
@@ -61,6 +63,9 @@ _STATES = {
     ClientState.Ejected: "ejected",
 }
 _OVER = ("finished", "failed", "ejected")
+_PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
+COORDINATOR = "coordinator"
+"""Source of the news that states show and no program told."""
 
 
 class RunView:
@@ -108,9 +113,14 @@ class RunView:
         self._server: str | None = None
         self._signed: deque[int] = deque(maxlen=MAX_EPOCHS)
         self._sent = self._received = 0
+        self._checks = ToldChecks()
+        self._followed: CoordinatorState | None = None
 
     def handle(self, source: str, time: float, event: Event) -> None:
         """Enter an event. source: name of the member's file or process. time: unix seconds, from the clock of that process."""
+        if not self._checks.is_new(event):
+            return
+
         source = printable(source, at_most=NAME_CHARACTERS)
         self.version += 1
         self.first = time if self.first is None else min(self.first, time)
@@ -177,7 +187,10 @@ class RunView:
             self.news.append(News(self.version, time, source, level, describe(event)))
 
     def follow(self, time: float, state: CoordinatorState) -> None:
-        """Enter a state of the coordinator: phase, members, and what they earned. time: unix seconds when it was seen."""
+        """Enter a state of the coordinator: phase, members, what they earned, and how checks of their shares ended.
+
+        time: unix seconds when it was seen.
+        """
         self.version += 1
         self.first = time if self.first is None else self.first
         self.newest = max(self.newest, time)
@@ -202,8 +215,23 @@ class RunView:
             if known is not None and (known.earned, known.slashed) != (account.earned, account.slashed):
                 known.earned, known.slashed = account.earned, account.slashed
                 self._touch(known, time)
+        self._follow_checks(time, state)
         if state.run_state is RunState.Finished and self.ended is None:
             self.ended = telemetry.Ended(f"the run finished after {state.progress.step - 1} steps", success=True)
+
+    def _follow_checks(self, time: float, state: CoordinatorState) -> None:
+        """Enter what a state, and the one before it, say of checks; a program that tells of them as events counts once."""
+        before, self._followed = self._followed, state
+        if before is not None:
+            if (before.instance, before.generation) != (state.instance, state.generation):
+                self._checks.forget()
+            for event in checks_between(before, state):
+                self.handle(COORDINATOR, time, event)
+        if state.run_state in _PLAYING:
+            for client in state.epoch.clients:
+                member = self._of_id(client.id.signer.hex()) if client.standing.strikes else None
+                if member is not None and member.show_strikes(state.progress.epoch, client.standing.strikes):
+                    self._touch(member, time)
 
     # ---- parts of handle
 
@@ -266,7 +294,7 @@ class RunView:
         for name in event.strikes:
             struck = self._of_id(name)
             if struck is not None:
-                struck.strikes += 1
+                struck.note_strike(event.epoch)
                 self._touch(struck, time)
 
     def _note_overlaps(self, time: float, event: telemetry.ResultOverlaps) -> None:

@@ -18,6 +18,7 @@ from psyche_core.coordinator.state import Client, CoordinatorState
 from psyche_core.hookspecs import LaterKnown
 from psyche_core.sdk.run_events import phase_of
 from psyche_core.server.restarting import TrainedMembers, lost_model
+from psyche_core.state_events import share_checked
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import ClientState
@@ -111,7 +112,7 @@ class ChangeReporter:
                     member = state.epoch.clients[event.slot].id.short
                     self._report(telemetry.StatementVoided(event.epoch, event.height, member))
                 case ChallengeClosed():
-                    self._report(_checked(state, event))
+                    self._report(share_checked(state, event))
 
     def _report_phase(self, state: CoordinatorState) -> None:
         changed = phase_of(state)
@@ -148,12 +149,6 @@ class ChangeReporter:
 
         same_epoch = (begun.generation, begun.progress.epoch) == (state.generation, state.progress.epoch)
         return same_epoch and client.exited_height <= begun.current_round.height + telemetry.Dropped.ROUNDS_AFTER
-
-
-def _checked(state: CoordinatorState, event: ChallengeClosed) -> telemetry.ShareChecked:
-    trainer, verifier = (state.epoch.clients[slot].id.short for slot in (event.trainer, event.verifier))
-    strikes = tuple(state.epoch.clients[slot].id.short for slot in event.strikes)
-    return telemetry.ShareChecked(event.epoch, event.height, trainer, verifier, event.outcome.lower(), strikes)
 
 
 def _repeated(state: CoordinatorState) -> str:

@@ -14,6 +14,7 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.text_safety import printable
 from psyche_core.tui.lines import EventLine, FeedLine, OutputLine, StateLine
 from psyche_core.ui.event_text import describe
+from psyche_core.ui.told_checks import ToldChecks
 
 MAX_LOG = 5000
 """Newest log lines that are kept."""
@@ -82,6 +83,7 @@ class Watched:
         self.applied: telemetry.StepApplied | None = None
         self.figures: telemetry.StepFigures | None = None
         self.changed: int = 0
+        self._checks = ToldChecks()
 
     def enter(self, line: FeedLine) -> None:
         """Enter what the program told."""
@@ -157,7 +159,7 @@ class Watched:
                 self.figures = event
             case telemetry.StepTrained() if math.isfinite(event.seconds):
                 self.training_times.setdefault(source, TrainingTimes()).steps.append((time, max(0.0, event.seconds)))
-        if not isinstance(event, _NOT_LOGGED):
+        if self._checks.is_new(event) and not isinstance(event, _NOT_LOGGED):
             self._log(time, source, _level(event), describe(event))
 
     def _log(self, time: float, source: str, level: str, text: str) -> None:

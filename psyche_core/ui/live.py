@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Self, TypeGuard
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -24,6 +24,7 @@ from psyche_core.ui.client_metrics import ClientMetrics
 from psyche_core.ui.event_text import describe
 from psyche_core.ui.formatting import bytes_text, count_text, duration_text, sparkline
 from psyche_core.ui.run_metrics import RunMetrics
+from psyche_core.ui.told_checks import ToldChecks
 
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
@@ -58,11 +59,6 @@ _WORTH_A_LINE = (
 )
 
 
-def _failed_check(event: events.Event | None) -> TypeGuard[events.ShareChecked]:
-    """Whether a check of a share did not end well; most do, in nearly every round."""
-    return isinstance(event, events.ShareChecked) and event.outcome != "passed"
-
-
 class Display(ABC):
     """Shows a run's metrics while it is entered.
 
@@ -82,6 +78,7 @@ class Display(ABC):
         self._clock = clock
         self._now = now or clock
         self._shown = float("-inf")
+        self._checks = ToldChecks()
 
     def __enter__(self) -> Self:
         return self
@@ -92,6 +89,11 @@ class Display(ABC):
     @abstractmethod
     def show(self, source: str, event: events.Event | None = None) -> None:
         """Draw if it is time. event: the event of `source` that was just entered in the metrics; None if only time has passed."""
+
+    def _failed_check(self, event: events.Event | None) -> bool:
+        """Whether a check of a share did not end well, and nobody has told it; most do, in nearly every round."""
+        new = event is not None and self._checks.is_new(event)
+        return new and isinstance(event, events.ShareChecked) and event.outcome != "passed"
 
     def _due(self, seconds: float) -> bool:
         now = self._clock()
@@ -123,8 +125,9 @@ class LiveDisplay(Display):
 
     def show(self, source: str, event: events.Event | None = None) -> None:
         """Redraw, at most a few times per second. Problems and reasons for waiting are printed above the panel and stay there."""
-        if isinstance(event, (*_COMPLAINTS, *_NEWS, events.TokenFiles)) or _failed_check(event):
-            style = "yellow" if isinstance(event, _COMPLAINTS) or _failed_check(event) else ""
+        failed_check = self._failed_check(event)
+        if event is not None and (isinstance(event, (*_COMPLAINTS, *_NEWS, events.TokenFiles)) or failed_check):
+            style = "yellow" if isinstance(event, _COMPLAINTS) or failed_check else ""
             self._live.console.print(Text(f"{source}: {describe(event)}", style=style))
         if self._due(PANEL_SECONDS):
             self._live.update(self._draw(), refresh=True)
@@ -138,10 +141,11 @@ class LineDisplay(Display):
 
     def show(self, source: str, event: events.Event | None = None) -> None:
         """Write the event if it is important, and the figures if it is time."""
-        if (
+        failed_check = self._failed_check(event)
+        if event is not None and (
             isinstance(event, _WORTH_A_LINE)
             or (isinstance(event, events.ModelSync) and event.pieces_done in (0, event.pieces_total))
-            or _failed_check(event)
+            or failed_check
         ):
             self._write(f"{source}: {describe(event)}")
         if self.metrics.phase is not None and self._due(LINE_SECONDS):

@@ -18,6 +18,7 @@ from collections import Counter
 
 from psyche_core.telemetry import events
 from psyche_core.ui.client_metrics import ClientMetrics
+from psyche_core.ui.told_checks import ToldChecks
 
 
 class RunMetrics:
@@ -45,6 +46,7 @@ class RunMetrics:
         self.texts: dict[int, tuple[events.PromptAnswered, events.PromptAnswered]] = {}
         self.checks: Counter[str] = Counter()
         self.strikes: Counter[str] = Counter()
+        self._told_checks = ToldChecks()
         self._server: str | None = None
         self._accepted: dict[tuple[int, int], int] = {}
         self._first_step: int | None = None
@@ -77,6 +79,7 @@ class RunMetrics:
         if source in self.clients and self.clients[source].killed and not isinstance(event, events.Started):
             return
 
+        new_check = self._told_checks.is_new(event)
         match event:
             case events.Started(role="server"):
                 self._server = source
@@ -110,7 +113,7 @@ class RunMetrics:
                 self.validation.append((event.step, event.loss))
             case events.PromptAnswered():
                 self.note_text(event)
-            case events.ShareChecked():
+            case events.ShareChecked() if new_check:
                 self.checks[event.outcome] += 1
                 self.strikes.update(event.strikes)
             case events.CheckpointSaved():

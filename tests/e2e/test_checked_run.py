@@ -49,6 +49,10 @@ def test_honest_members_pass(live_run: StartRun) -> None:
     checks = run.told("server", ShareChecked)
     assert Counter(check.outcome for check in checks)["passed"] >= 10
     assert not [check for check in checks if check.strikes], checks
+    for name in HONEST:  # from states, of which it may have missed some
+        told = run.told(name, ShareChecked)
+        assert len(told) >= 5
+        assert set(told) <= set(checks)
     run.assert_kept_its_promises(steps=40, finishers=HONEST)
 
 

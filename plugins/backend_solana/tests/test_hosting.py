@@ -16,7 +16,6 @@ from solders.pubkey import Pubkey
 from psyche_backend_solana.backend import PollIntervals, SolanaBackend
 from psyche_backend_solana.following.watcher import WatcherIntervals
 from psyche_backend_solana.hosting.local_run import LocalRun
-from psyche_backend_solana.hosting.state_events import lost
 from psyche_backend_solana.hosting.testnet_member import lose_route, member_options
 from psyche_backend_solana.layouts import tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES
@@ -27,6 +26,7 @@ from psyche_core.coordinator.commands import ClientsExited, Event, WarmupWitness
 from psyche_core.coordinator.state import Account, Client, CoordinatorState, Epoch
 from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext, ServerContext
+from psyche_core.state_events import lost
 from psyche_core.testing.backend import small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.wire.signing import SecretKey

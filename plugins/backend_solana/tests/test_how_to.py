@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import anyio
 import pytest
 
 from psyche_backend_solana.localnet import ChainSettings, LocalChain
+from psyche_core.config.run_config import VerificationConfig, parse_run_file
 
 REPOSITORY = Path(__file__).parents[3]
 PAGES = ("create-a-run", "join-a-run", "permissioned-runs", "many-machines", "rewards", "own-programs")
@@ -27,9 +29,21 @@ def test_no_page_is_left_out() -> None:
     assert {path.name for path in (REPOSITORY / "docs" / "how-to").glob("solana-*.md")} == {f"solana-{name}.md" for name in PAGES}
 
 
+def test_the_table_for_checks_of_members_is_valid_and_says_what_holds_without_its_thresholds() -> None:
+    page = (REPOSITORY / "docs" / "how-to" / "solana-create-a-run.md").read_text()
+    [table] = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    config, _, model = table.partition("\n\n")
+    run = (REPOSITORY / "examples" / "solana_testnet" / "state.toml").read_text()
+    run, changed = re.subn(r"^verification_percent = 0$", config.removeprefix("[config]\n"), run, flags=re.MULTILINE)
+    assert changed == 1
+    parsed = parse_run_file(f"{run}\n{model}", source="the page")
+    assert parsed.config.verification_percent == 10
+    assert parsed.model.thresholds == VerificationConfig()
+
+
 @pytest.mark.slow
 async def test_the_commands_of_the_pages_do_what_they_say(tmp_path: Path) -> None:
-    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    shutil.copytree(REPOSITORY / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("data"))  # as in a fresh clone
     (tmp_path / "psyche").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m psyche_core "$@"\n')
     (tmp_path / "psyche").chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PSYCHE_")}

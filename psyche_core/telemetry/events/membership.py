@@ -95,7 +95,7 @@ class StatementVoided:
 
 @dataclass(frozen=True, slots=True)
 class ShareChecked:
-    """A challenge of a member's share has ended (`verification_percent`).
+    """A challenge of a member's share has ended (`verification_percent`). The server and every member that saw it end tell this.
 
     Attributes:
         height: round of the share.

@@ -367,7 +367,10 @@ def test_validate_config_takes_the_examples_as_a_testnet_would(
     assert "local_testnet/data will be made at first use" in result.out
     alone = psyche("server", "validate-config", "--state", config / "state.toml")
     assert alone.code == 2
-    assert "cannot look for token files in" in alone.err
+    assert f"cannot look for token files in {config}/../local_testnet/data/train: No such file" in alone.err
+    example = (config.parent / "local_testnet").resolve()
+    command = f"psyche train-local --state {example / 'state.toml'} --data {example / 'data'} --steps 1"
+    assert f"or make those of {example / 'data.toml'} with `{command}`" in alone.err
 
 
 def test_a_testnet_whose_backend_has_one_way_loses_none(psyche: Psyche, local_testnet: LocalTestnet, tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
 from psyche_core.cli.missing_tokens import make_missing_tokens
+from psyche_core.data.token_files import token_paths
 from psyche_core.errors import InputError
 from tests.unit.cli.conftest import Psyche
 
@@ -57,6 +60,23 @@ def test_nothing_is_made_where_no_file_says_so_or_tokens_are(config: Path, tmp_p
     before = sorted(tmp_path.rglob("*"))
     make_missing_tokens(config / "mine", config / "other", tmp_path / "data", None)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_who_misses_them_is_told_a_command_that_makes_them(psyche: Psyche, config: Path) -> None:
+    """Not one that would make others."""
+    with pytest.raises(InputError, match="cannot look for token files") as missing:
+        token_paths(config / "data" / "train")
+    [command] = re.findall(r"`psyche (train-local .*?)`", str(missing.value))
+    psyche(*shlex.split(command), "--device", "nowhere")
+    assert [path.name for path in token_paths(config / "data" / "train")] == ["tokens.bin"]
+
+    for place in (config / "others" / "train", config / "data" / "train" / "more", config / "model" / "train"):
+        with pytest.raises(InputError, match=r"name the folder that holds them$"):
+            token_paths(place)
+    shutil.rmtree(config / "data")
+    (config / "data.toml").write_text((config / "data.toml").read_text().partition("\n[text]")[0])
+    with pytest.raises(InputError, match=r"name the folder that holds them$"):
+        token_paths(config / "data" / "train")
 
 
 def test_texts_that_are_not_installed_are_named_with_what_to_type(config: Path) -> None:

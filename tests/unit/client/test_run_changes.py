@@ -21,6 +21,7 @@ from psyche_core.testing.backend import small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.ui.event_text import describe
 from psyche_core.wire.signing import SecretKey
+from tests.unit.coordinator.checked_run import checked_run
 
 OURS = SecretKey(hashlib.sha256(b"party" + bytes(1)).digest()).public
 US = NodeIdentity(OURS, OURS)
@@ -52,6 +53,14 @@ def warmup(epoch: int, step: int, *, lacking: tuple[int, ...]) -> CoordinatorSta
 def told(*states: CoordinatorState) -> list[str]:
     changes = RunChanges()
     return [describe(event) for state in states for event in changes.see(state) if not isinstance(event, telemetry.RunDescribed)]
+
+
+def test_a_client_tells_how_checks_ended_that_it_saw_end() -> None:
+    states, checks = checked_run()
+    changes = RunChanges()
+    seen = [event for state in states for event in changes.see(state)]
+    assert [event for event in seen if isinstance(event, telemetry.ShareChecked)] == list(checks)
+    assert [event for event in RunChanges().see(states[-1]) if isinstance(event, telemetry.ShareChecked)] == []
 
 
 LACKING = warmup(46, 1313, lacking=(0, 1))

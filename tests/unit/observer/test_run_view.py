@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +18,13 @@ from psyche_core.coordinator.state import Account, Client, Epoch
 from psyche_core.observer.documents import head, losses_document, member_document, outline, run_document
 from psyche_core.observer.member_view import MAX_SPANS
 from psyche_core.observer.roster import MAX_MEMBERS
-from psyche_core.observer.run_view import RunView
+from psyche_core.observer.run_view import COORDINATOR, RunView
+from psyche_core.state_events import checks_between
 from psyche_core.telemetry import events as telemetry
 from psyche_core.testing.backend import small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
+from psyche_core.ui.event_text import describe
+from tests.unit.coordinator.checked_run import CHEAT, checked_run
 
 IDS = {"client-1": "a1" * 32, "client-2": "b2" * 32, "client-3": "c3" * 32}
 
@@ -120,6 +126,73 @@ def test_checks_and_strikes_are_counted_for_their_members() -> None:
         ("warning", "epoch 0, round 4"),
         ("warning", "epoch 0, round 5"),
     ]
+
+
+def checked(view: RunView) -> dict[str, tuple[int, int]]:
+    return {member.id[:8]: (member.checks, member.strikes) for member in view.roster if member.checks or member.strikes}
+
+
+def told_of(checks: Sequence[telemetry.ShareChecked]) -> dict[str, tuple[int, int]]:
+    passed = Counter(check.member for check in checks if check.outcome == "passed")
+    strikes = Counter(name for check in checks for name in check.strikes)
+    return {name: (passed[name], strikes[name]) for name in {*passed, *strikes}}
+
+
+def failed_news(view: RunView) -> list[str]:
+    return [news.text for news in view.news if "share of" in news.text]
+
+
+def test_states_alone_say_how_checks_ended() -> None:
+    states, checks = checked_run()
+    view = RunView()
+    for time, state in enumerate(states):
+        view.follow(float(time), state)
+    assert checked(view) == told_of(checks)
+    assert {strikes for _, strikes in checked(view).values()} == {0, 2}
+    assert failed_news(view) == [describe(check) for check in checks if check.outcome != "passed"]
+    assert {news.source for news in view.news if "share of" in news.text} == {COORDINATOR}
+
+
+def test_a_check_counts_once_however_many_tell_it() -> None:
+    states, checks = checked_run()
+    view = RunView()
+    for time, (before, after) in enumerate(itertools.pairwise(states)):
+        view.follow(float(time), after)
+        for source in ("server", "client-1", "client-2"):
+            for event in checks_between(before, after):
+                view.handle(source, float(time), event)
+    assert checked(view) == told_of(checks)
+    assert len(failed_news(view)) == len([check for check in checks if check.outcome != "passed"])
+
+
+def test_a_run_that_goes_back_checks_the_same_rounds_anew() -> None:
+    states, checks = checked_run()
+    view = RunView()
+    for generation in range(2):
+        for state in states:
+            view.follow(1.0, replace(state, generation=generation))
+    assert checked(view) == {name: (2 * passed, 2 * strikes) for name, (passed, strikes) in told_of(checks).items()}
+
+    told = begun()
+    for _ in range(2):
+        told.handle("server", 1.0, telemetry.ShareChecked(0, 1, "a1a1a1a1", "b2b2b2b2", "passed"))
+        told.handle("server", 2.0, telemetry.WentBack(9, 3, from_checkpoint=False))
+    assert checked(told) == {"a1a1a1a1": (2, 0)}
+
+
+def test_who_begins_to_follow_late_sees_the_strikes_of_the_epoch_once() -> None:
+    states, _ = checked_run()
+    name = states[-1].epoch.clients[CHEAT].id.short
+    late = RunView()
+    late.follow(1.0, states[-1])
+    assert checked(late) == {name: (0, 2)}
+    late.handle("client-1", 2.0, telemetry.ShareChecked(0, 1, name, "b2b2b2b2", "guilty", (name,)))
+    assert checked(late) == {name: (0, 2)}, "one of the two"
+    late.handle("client-1", 3.0, telemetry.ShareChecked(1, 1, name, "b2b2b2b2", "guilty", (name,)))
+    assert checked(late) == {name: (0, 3)}
+    for epoch in range(2, 40):
+        late.handle("client-1", 3.0, telemetry.ShareChecked(epoch, 1, name, "b2b2b2b2", "guilty", (name,)))
+    assert checked(late) == {name: (0, 41)}
 
 
 def test_a_member_is_one_whether_its_file_or_the_server_is_heard_first() -> None:

@@ -16,13 +16,14 @@ from psyche_core.telemetry.events import (
     PhaseChanged,
     Problem,
     Resynced,
+    ShareChecked,
     Started,
     StepApplied,
     StepTrained,
     Validated,
 )
 from psyche_core.ui.display import open_display
-from psyche_core.ui.live import LINE_SECONDS, LineDisplay, LiveDisplay, dashboard, figures_line
+from psyche_core.ui.live import LINE_SECONDS, Display, LineDisplay, LiveDisplay, dashboard, figures_line
 from psyche_core.ui.run_metrics import RunMetrics
 
 
@@ -97,6 +98,17 @@ def test_of_a_model_being_fetched_only_begin_and_end_are_worth_a_line() -> None:
     first, last = stream.getvalue().splitlines()
     assert "0 of 4 pieces" in first
     assert "4 of 4 pieces" in last
+
+
+@pytest.mark.parametrize("kind", [LineDisplay, LiveDisplay])
+def test_a_failed_check_has_one_line_however_many_tell_it_and_a_passed_one_none(kind: type[Display]) -> None:
+    stream = io.StringIO()
+    with kind(RunMetrics(run_id="r"), Console(file=stream, width=160)) as display:
+        for source in ("server", "client-1"):
+            display.show(source, ShareChecked(0, 4, "a1b2c3d4", "00000000", "passed"))
+            display.show(source, ShareChecked(0, 5, "a1b2c3d4", "00000000", "undecided"))
+    lines = [line for line in stream.getvalue().splitlines() if "share of" in line]
+    assert [line.partition("the share")[0] for line in lines] == ["server: epoch 0, round 5: "]
 
 
 def test_replicas_that_differ_are_shown_as_such() -> None:

@@ -45,8 +45,15 @@ def test_the_report_has_exactly_the_agreed_keys_and_values(metrics: RunMetrics) 
 
 
 def test_checked_shares_are_reported_where_there_were_any(metrics: RunMetrics) -> None:
-    for outcome, strikes in (("passed", ()), ("passed", ()), ("guilty", ("a1b2c3d4",)), ("undecided", ())):
-        metrics.handle("server", 9.0, ShareChecked(0, 1, "a1b2c3d4", "00000000", outcome, strikes))
+    outcomes: tuple[tuple[str, tuple[str, ...]], ...] = (
+        ("passed", ()),
+        ("passed", ()),
+        ("guilty", ("a1b2c3d4",)),
+        ("undecided", ()),
+    )
+    for height, (outcome, strikes) in enumerate(outcomes):
+        for source in ("server", "client-1", "client-2"):  # each tells what it saw
+            metrics.handle(source, 9.0, ShareChecked(0, height, "a1b2c3d4", "00000000", outcome, strikes))
     checks = make_report(metrics, wall_seconds=1)["checks"]
     assert checks == {"outcomes": {"passed": 2, "guilty": 1, "undecided": 1}, "strikes": {"a1b2c3d4": 1}}
     assert checks_text(checks) == "4: 2 passed, 1 guilty, 1 undecided; strikes: a1b2c3d4 1"

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
 import pytest
 
-from psyche_core.errors import UserError
+from psyche_core.coordinator.commands import Command
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import BackendClosed, UserError
+from psyche_core.interfaces.backend import Backend, StateUpdate
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import to_json
+from psyche_core.types import NodeIdentity
 from psyche_core.web import feeds as feeds_module
 from psyche_core.web.access import Access
 from psyche_core.web.feeds import Feed, Feeds
 from psyche_core.web.hosting import listen
 from psyche_core.web.pages import ASSETS, PAGES
-from psyche_core.web.sources import check_folder, own_events, watch_folder
+from psyche_core.web.sources import check_folder, follow_coordinator, own_events, watch_folder
+from tests.unit.coordinator.checked_run import checked_run
 from tests.unit.web.conftest import Served, messages
 
 TOKEN = "a-token-of-these-tests"
@@ -245,3 +251,39 @@ def test_a_folder_that_cannot_be_watched_is_a_sentence(tmp_path: Path) -> None:
     assert "there is no folder" in (check_folder(tmp_path / "missing") or "")
     assert "is a file" in (check_folder(tmp_path / "file") or "")
     assert check_folder(tmp_path) is None
+
+
+class Followed(Backend):
+    """A coordinator that shows these states, whatever is behind it, and then is gone."""
+
+    identity = NodeIdentity(b"o" * 32, b"o" * 32)
+
+    def __init__(self, states: Sequence[CoordinatorState]) -> None:
+        self._states = iter(states)
+
+    async def join(self, address: bytes, *, timeout: float) -> None:
+        raise NotImplementedError
+
+    async def send(self, command: Command, *, timeout: float) -> None:
+        raise NotImplementedError
+
+    async def next_state(self) -> StateUpdate:
+        for state in self._states:
+            return StateUpdate(state)
+        raise BackendClosed("the coordinator is gone")
+
+    async def aclose(self) -> None:
+        return None
+
+
+@pytest.mark.anyio
+async def test_a_page_that_only_follows_a_coordinator_shows_checks_and_strikes(served: Served) -> None:
+    states, checks = checked_run()
+    feeds = Feeds()
+    feed = feeds.add("first-light")
+    with pytest.raises(BackendClosed):
+        await follow_coordinator(Followed(states), feed)
+    async with served(feeds) as client:
+        members = (await client.get("/api/run", params={"run": "first-light"})).json()["members"]
+    passed = sum(check.outcome == "passed" for check in checks)
+    assert (sum(member["checks"] for member in members), sum(member["strikes"] for member in members)) == (passed, 2)

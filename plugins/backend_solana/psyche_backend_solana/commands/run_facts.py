@@ -17,8 +17,9 @@ from psyche_backend_solana.lookup.runs import read_coordinator, read_instance
 from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_backend_solana.rpc import methods
 from psyche_core.config.run_config import to_plain
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import Client, CoordinatorState
 from psyche_core.errors import AccessRefused, BackendError, WireError
+from psyche_core.types import RunState
 
 
 async def reference_run(context: CommandContext, run_id: str) -> dict[str, Any]:
@@ -74,9 +75,11 @@ def described(account: CoordinatorAccount) -> dict[str, Any]:
                 "p2p": client.id.p2p,
                 "state": client.state.name,
                 "accepted_rounds": client.accepted_rounds,
+                **_standing(state, client),
             }
             for slot, client in enumerate(state.epoch.clients)
         ],
+        "challenges": _challenges(state),
         "pending": [{"address": Pubkey(member.signer), "p2p": member.p2p} for member in state.pending],
         "rates": {
             "earning_total_shared": state.epoch.rates.earning_total_shared,
@@ -93,6 +96,36 @@ def described(account: CoordinatorAccount) -> dict[str, Any]:
     }
 
 
+def _standing(state: CoordinatorState, client: Client) -> dict[str, Any]:
+    """What checks say of a member: its strikes of the epoch, and whether its share of this round is checked in any case."""
+    current = state.current_round if state.run_state in (RunState.RoundTrain, RunState.RoundWitness) else None
+    return {
+        "strikes": client.standing.strikes,
+        "watched": current is not None and client.standing.watched(current.height),
+    }
+
+
+def _challenges(state: CoordinatorState, *, about: int | None = None) -> list[dict[str, Any]]:
+    """The checks that have not ended. about: a slot; only those in which it has a part."""
+
+    def wallet(slot: int) -> Pubkey:
+        return Pubkey(state.epoch.clients[slot].id.signer)
+
+    return [
+        {
+            "height": one.height,
+            "trainer": wallet(one.trainer),
+            "verifier": wallet(one.verifier),
+            "judges": [wallet(slot) for slot in one.judges],
+            "stage": one.stage.name,
+            "since": one.since,
+            "complained": one.complained,
+        }
+        for one in state.epoch.challenges
+        if about is None or about in (one.trainer, one.verifier, *one.judges)
+    ]
+
+
 def membership(state: CoordinatorState | None, address: Pubkey) -> dict[str, Any]:
     """The entries of a run's state for one wallet."""
     signer = bytes(address)
@@ -102,6 +135,8 @@ def membership(state: CoordinatorState | None, address: Pubkey) -> dict[str, Any
         "pending": state is not None and any(member.signer == signer for member in state.pending),
         "slot": slot,
         "state": state.epoch.clients[slot].state.name if state is not None and slot is not None else None,
+        **({"strikes": 0, "watched": False} if state is None or slot is None else _standing(state, state.epoch.clients[slot])),
+        "challenges": [] if state is None or slot is None else _challenges(state, about=slot),
         "earned": 0 if balance is None else balance.earned,
         "slashed": 0 if balance is None else balance.slashed,
     }

@@ -1,4 +1,4 @@
-"""Amounts of tokens as people write them, in smallest units as the chain counts them."""
+"""Amounts of tokens as people write and read them, in smallest units as the chain counts them."""
 
 from __future__ import annotations
 
@@ -38,3 +38,9 @@ def units_of(text: str, decimals: int, *, at_least: int = 1) -> int:
         raise ConfigError(message)
 
     return int(units)
+
+
+def amount_of(units: int, decimals: int) -> str:
+    """So many smallest units as a decimal amount of tokens, without zeros at its end."""
+    text = f"{Decimal(units).scaleb(-decimals):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

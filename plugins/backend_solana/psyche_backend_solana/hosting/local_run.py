@@ -20,7 +20,6 @@ from solders.pubkey import Pubkey
 from psyche_backend_solana.following.chain_clock import ChainClock
 from psyche_backend_solana.following.watcher import AccountReading, Watcher, WatcherIntervals
 from psyche_backend_solana.hosting.new_run import SEND_SECONDS, TREASURER_INDEX, make_run
-from psyche_backend_solana.hosting.state_events import events_between
 from psyche_backend_solana.layouts import coordinator, tokens, treasurer
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings
@@ -36,6 +35,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, CommandRefused, UserError
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces.backend import BackendServer
+from psyche_core.state_events import events_between
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.from_thread
 from click.testing import CliRunner, Result
+from solders.account import Account
 
 from psyche_backend_solana.hooks import psyche_register_commands
+from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES, CoordinatorAccount
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.cli.failures import describe_failure
+from psyche_core.coordinator import canonical_image as image
+from psyche_core.coordinator.state import CoordinatorState
 
 RUN_MANAGER, SOLANA = psyche_register_commands()
 START = 1_700_000_000
@@ -94,6 +99,17 @@ class Shell:
         runner = CliRunner(env={"PSYCHE_RPC": self.chain.rpc_url})
         result = runner.invoke(RUN_MANAGER.load(), [*words, *more], catch_exceptions=True)
         return said(result, code)
+
+    def change_state(self, run: str, change: Callable[[CoordinatorState], CoordinatorState]) -> None:
+        """Write another state into the run's account, as its members' commands would."""
+        address = self.json("json-dump-run", "-r", run)["account"]
+        account = self.portal.call(self.chain.account, address)
+        assert account is not None
+        data = bytes(account.data)
+        state = CoordinatorAccount.parse(data).state
+        assert state is not None
+        data = data[:HEADER_BYTES] + image.encode(change(state)) + data[HEADER_BYTES + image.SIZE :]
+        self.portal.call(self.chain.set_account, address, Account(account.lamports, data, account.owner))
 
     def json(self, *words: str, wallet: str | None = None) -> Any:
         return json.loads(self(*words, "--json", wallet=wallet))

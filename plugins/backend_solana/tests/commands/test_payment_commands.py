@@ -15,12 +15,10 @@ from solders.pubkey import Pubkey
 
 from plugins.backend_solana.tests.commands.shell import SOLANA, Shell
 from psyche_backend_solana.commands.authority import default_index
-from psyche_backend_solana.commands.token_amounts import units_of
+from psyche_backend_solana.commands.token_amounts import amount_of, units_of
 from psyche_backend_solana.layouts import mining_pool as layout
 from psyche_backend_solana.layouts import tokens, treasurer
-from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES, CoordinatorAccount
 from psyche_backend_solana.programs.addresses import TOKEN
-from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.state import Account as Balance
 from psyche_core.errors import ConfigError
 
@@ -28,12 +26,31 @@ from psyche_core.errors import ConfigError
 @pytest.mark.parametrize(("text", "units"), [("1", 1_000_000), ("0.000001", 1), ("12.5", 12_500_000)])
 def test_amounts(text: str, units: int) -> None:
     assert units_of(text, 6) == units
+    assert amount_of(units, 6) == text
+
+
+@pytest.mark.parametrize(("units", "decimals", "text"), [(0, 6, "0"), (100, 0, "100"), (2**64 - 1, 9, "18446744073.709551615")])
+def test_amounts_are_written_whole(units: int, decimals: int, text: str) -> None:
+    assert amount_of(units, decimals) == text
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "0.0000001", "1e30", "NaN", "Infinity", "x", ""])
 def test_bad_amounts(text: str) -> None:
     with pytest.raises(ConfigError, match="expected an amount"):
         units_of(text, 6)
+
+
+MOST_FEES = 20_000
+
+
+def lamports(shell: Shell, wallet: str) -> int:
+    account = shell.portal.call(shell.chain.account, str(shell.wallet(wallet).pubkey))
+    return 0 if account is None else account.lamports
+
+
+def returned(said: str) -> int:
+    """Lamports that came back, as closing a run says it."""
+    return round(float(said.partition("is closed; ")[2].split()[0]) * 10**9)
 
 
 def a_token(shell: Shell, *, holder: str, amount: int) -> str:
@@ -55,16 +72,9 @@ def units(shell: Shell, wallet: str, mint: str) -> int:
 
 def pay(shell: Shell, run: str, **earned: int) -> None:
     """Write into the run's state what members (wallets) have earned, as the end of an epoch would."""
-    address = shell.json("json-dump-run", "-r", run)["account"]
-    account = shell.portal.call(shell.chain.account, address)
-    assert account is not None
-    data = bytes(account.data)
-    state = CoordinatorAccount.parse(data).state
-    assert state is not None
     balances = (Balance(bytes(shell.wallet(wallet).pubkey), units) for wallet, units in earned.items())
-    state = replace(state, accounts=tuple(sorted(balances, key=lambda balance: balance.signer)))
-    data = data[:HEADER_BYTES] + image.encode(state) + data[HEADER_BYTES + image.SIZE :]
-    shell.portal.call(shell.chain.set_account, address, Account(account.lamports, data, account.owner))
+    accounts = tuple(sorted(balances, key=lambda balance: balance.signer))
+    shell.change_state(run, lambda state: replace(state, accounts=accounts))
 
 
 def test_a_run_that_is_paid_for_by_a_treasurer(shell: Shell) -> None:
@@ -98,7 +108,10 @@ def test_a_run_that_is_paid_for_by_a_treasurer(shell: Shell) -> None:
 
     shell("set-paused", "-r", "paid", wallet="owner")
     shell.pass_time(1)
-    shell("close-run", "-r", "paid", wallet="owner")
+    before = lamports(shell, "owner")
+    said = shell("close-run", "-r", "paid", wallet="owner")
+    assert said.endswith("SOL of rent and 1 tokens of its vault came back to this wallet\n")
+    assert returned(said) == pytest.approx(lamports(shell, "owner") - before, abs=MOST_FEES)
     assert units(shell, "owner", mint) == 10_000_000 - 2_500_000
     assert "there is no run" in shell("treasurer-claim-rewards", "-r", "paid", wallet="member", code=2)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from reference_bytes import account as reference_account
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from plugins.backend_solana.tests.commands.shell import CONFIG, RUN_MANAGER, SOLANA, Shell
+from plugins.backend_solana.tests.commands.shell import CONFIG, RUN_MANAGER, SOLANA, START, Shell
 from psyche_backend_solana.commands.run.owner import data_index_at, read_config
 from psyche_backend_solana.layouts import address_record, reference
 from psyche_backend_solana.layouts.coordinator import instance_address
@@ -26,6 +28,8 @@ from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator.round.batch_size import batch_size
 from psyche_core.errors import AccessRefused
 from psyche_core.testing.command import CommandConformance
+from psyche_core.types import RunState
+from tests.unit.coordinator.checked_run import CHEAT, checked_run
 
 EVERYBODY = "1" * 32
 
@@ -83,7 +87,14 @@ def test_a_runs_life(shell: Shell) -> None:
     twice = shell("tick", "-r", "life", "--count", "2", "--ms-interval", "1", wallet="member")
     assert "nothing is due; 'life' is in WaitingForMembers" in twice
     assert "is now Paused" in shell("set-paused", "-r", "life", wallet="owner")
-    assert shell("close-run", "-r", "life", wallet="owner") == "the run 'life' is closed\n"
+    before = shell.portal.call(shell.chain.account, dump["main_authority"])
+    said = shell("close-run", "-r", "life", wallet="owner")
+    after = shell.portal.call(shell.chain.account, dump["main_authority"])
+    assert before is not None
+    assert after is not None
+    assert re.fullmatch(r"the run 'life' is closed; 1\.\d{9} SOL of rent came back to this wallet\n", said), said
+    rent = round(float(said.split()[5]) * 10**9)
+    assert rent - 20_000 < after.lamports - before.lamports < rent, "less the fee"
     assert "there is no run 'life'" in shell("json-dump-run", "-r", "life", code=2)
 
 
@@ -250,7 +261,7 @@ def test_a_run_of_an_older_version_is_closed(shell: Shell, run: str) -> None:
         OLD_ACCOUNT_BYTES[2], b"\0"
     )
     shell.portal.call(shell.chain.set_account, account, Account(found.lamports, old, found.owner))
-    assert shell("close-run", "-r", run, wallet="owner") == f"the run {run!r} is closed\n"
+    assert shell("close-run", "-r", run, wallet="owner").startswith(f"the run {run!r} is closed; ")
 
 
 def test_runs_are_listed_and_those_that_wait_come_first(shell: Shell, run: str) -> None:
@@ -274,6 +285,45 @@ def test_a_members_view(shell: Shell, run: str) -> None:
     assert "the sender is neither pending nor healthy" in shell("withdraw", "-r", run, wallet="member", code=1)
     assert "the sender is neither pending nor healthy" in shell("expel", "-r", run, "--wallet", address, wallet="owner", code=1)
     assert "only the owner may do that" in shell("expel", "-r", run, "--wallet", address, wallet="member", code=1)
+
+
+def test_what_checks_say_of_members_is_dumped(shell: Shell, run: str) -> None:
+    states, _ = checked_run()
+    checked = next(state for state in states if state.epoch.clients[CHEAT].standing.strikes == 1 and state.epoch.challenges)
+    shell.change_state(run, lambda state: replace(checked, run_id=state.run_id, instance=state.instance))
+    dump = shell.json("json-dump-run", "-r", run)
+    assert [(client["strikes"], client["watched"]) for client in dump["clients"]] == [
+        (1, True) if slot == CHEAT else (0, False) for slot in range(len(dump["clients"]))
+    ]
+    wallets = [client["address"] for client in dump["clients"]]
+    assert [(one["height"], one["trainer"], one["verifier"], one["stage"]) for one in dump["challenges"]] == [
+        (one.height, wallets[one.trainer], wallets[one.verifier], one.stage.name) for one in checked.epoch.challenges
+    ]
+    cheat = shell.json("json-dump-user", "-r", run, "--wallet", wallets[CHEAT])
+    assert (cheat["strikes"], cheat["watched"]) == (1, True)
+    assert cheat["challenges"] == [one for one in dump["challenges"] if wallets[CHEAT] in (one["trainer"], one["verifier"])]
+    assert len(cheat["challenges"]) < len(dump["challenges"])
+    nobody = shell.json("json-dump-user", "-r", run, "--wallet", EVERYBODY)
+    assert (nobody["strikes"], nobody["watched"], nobody["challenges"]) == (0, False, [])
+
+    shell.change_state(run, lambda state: replace(state, run_state=RunState.Cooldown))
+    assert not any(client["watched"] for client in shell.json("json-dump-run", "-r", run)["clients"])
+
+
+def test_who_pauses_can_wait_until_the_run_is(shell: Shell, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No member ticks here, so the waiting wallet does."""
+    monkeypatch.setattr("psyche_backend_solana.commands.run.owner.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("psyche_backend_solana.commands.run.owner.TICK_SECONDS", 0.02)
+    assert "leave --resume out" in shell("set-paused", "-r", run, "--resume", "--wait", wallet="owner", code=2)
+    states, _ = checked_run()
+    shell.change_state(run, lambda state: replace(states[2], run_id=state.run_id, instance=state.instance))
+    said = shell("set-paused", "-r", run, wallet="owner")
+    assert said.startswith(f"the run {run!r} is in RoundTrain and pauses after its present round and the cooldown (--wait")
+    assert "pause the run first (set-paused --wait)" in shell("close-run", "-r", run, wallet="owner", code=2)
+
+    shell.change_state(run, lambda state: replace(state, run_state=RunState.Cooldown, since=START - 1000, pending_pause=False))
+    assert "is in Cooldown and pauses after the cooldown" in shell("set-paused", "-r", run, wallet="owner")
+    assert shell("set-paused", "-r", run, "--wait", wallet="owner") == f"the run {run!r} is now Paused\n"
 
 
 BAD: list[tuple[list[str], str]] = [

@@ -1,7 +1,8 @@
-"""What people are told about a run that does not simply go on, and about a client that began in the middle of an epoch.
+"""What people are told of a run whose states a client follows: where it does not simply go on, and how checks of shares ended.
 
-The run may go back to an earlier model, and its coordinator may be restored from another state. Both are seen by comparing a
-state with the one before it. Pure; decides nothing.
+The run may go back to an earlier model, and its coordinator may be restored from another state. These, and the ends of checks,
+are seen by comparing a state with the one before it. It also knows whether the client began in the middle of an epoch. Pure;
+decides nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 from psyche_core.client.machine.coordinator_updates import other_state
 from psyche_core.client.runtime.reports.step_figures import described
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.state_events import checks_between
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import RunState
 
@@ -43,6 +45,8 @@ class RunChanges:
             yield telemetry.Problem("warning", _ANOTHER_RUN)
         if previous is not None and state.instance == previous.instance and state.generation > previous.generation:
             yield went_back(previous, state) or telemetry.Problem("warning", other_state(previous, state))
+        if previous is not None:
+            yield from checks_between(previous, state)
 
     def note_trained(self, height: int) -> None:
         """Our share of the round of this height was trained."""

@@ -1,4 +1,5 @@
-"""Settles slashed members before a paid run is closed: records with the treasurer the amounts that they are no longer owed.
+"""What comes back when a run is closed, and settling slashed members before a paid one is: records with the treasurer the amounts
+that they are no longer owed.
 
 All slashed members that are not settled yet are settled, in as many transactions as needed. A member without a participant's
 account gets one, paid by the owner, because the amount is recorded there. The account is created and settled in one transaction:
@@ -11,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from solders.account import Account as ChainAccount
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.authority import TreasurerRun
+from psyche_backend_solana.commands.authority import Owner, TreasurerRun
 from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext
 from psyche_backend_solana.commands.participants import parts, read_participants
-from psyche_backend_solana.layouts import treasurer
+from psyche_backend_solana.layouts import tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import OLD_ACCOUNT_BYTES
 from psyche_backend_solana.rpc import methods
 from psyche_core.coordinator.state import Account, CoordinatorState
@@ -48,6 +50,26 @@ class Slashed:
     def settled(self) -> bool:
         """Whether the run has recorded it."""
         return self.forgiven == (0 if self.participant is None else self.participant.forgiven)
+
+
+@dataclass(frozen=True, slots=True)
+class Refund:
+    """What closing a run gives back. lamports: of its accounts. units: smallest units in its vault; None without a treasurer."""
+
+    lamports: int
+    units: int | None = None
+
+
+async def refund_of(context: CommandContext, owner: Owner) -> Refund:
+    """What closing gives back, if nobody puts in or takes out something until then. Raises BackendError."""
+    run, treasury = owner.found.run, owner.treasury
+    closed = [run.account, run.instance] if treasury is None else [run.account, run.instance, treasury.run, treasury.vault]
+    found = await methods.accounts(context.rpc, closed, data_slice=(0, tokens.ACCOUNT_BYTES), timeout=CALL_SECONDS)
+    lamports = sum(read.lamports for read in found if read is not None)
+    vault = None if treasury is None else found[-1]
+    if vault is None:
+        return Refund(lamports, None if treasury is None else 0)
+    return Refund(lamports, tokens.parse(ChainAccount(vault.lamports, vault.data, vault.owner)).amount)
 
 
 async def is_old(context: CommandContext, account: Pubkey) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import anyio
 import click
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -26,11 +28,12 @@ from psyche_backend_solana.commands.context import (
     run_id_option,
     treasurer_index_option,
 )
-from psyche_backend_solana.commands.run.closing import is_old, settle_slashed
-from psyche_backend_solana.commands.token_amounts import decimals, units_of
+from psyche_backend_solana.commands.run.closing import is_old, refund_of, settle_slashed
+from psyche_backend_solana.commands.token_amounts import amount_of, decimals, units_of
 from psyche_backend_solana.layouts import coordinator, tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
-from psyche_backend_solana.lookup.runs import coordinator_account
+from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL
+from psyche_backend_solana.lookup.runs import RunFound, coordinator_account
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig, load_run_file
@@ -39,11 +42,18 @@ from psyche_core.config.sentences import shown
 from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.round.batch_size import batch_size
 from psyche_core.coordinator.state import Progress
-from psyche_core.errors import ConfigError, UserError
+from psyche_core.errors import CommandRefused, ConfigError, UserError
 from psyche_core.option_groups import GroupedCommand, option
+from psyche_core.types import RunState
 
 CHANGES = "Changes"
 """Heading of what `update-config` changes."""
+
+POLL_SECONDS = 1.0
+"""Between two looks at a run that is to be paused."""
+
+TICK_SECONDS = 10.0
+"""Without a change of the run, after which we tick ourselves."""
 
 CLIENT_VERSION_HELP = (
     "Client that members must run: a version of psyche-core, a container image with tag or digest, or sha256:… of a known image. "
@@ -240,6 +250,7 @@ async def update_config(
     epilog=example(
         "run-manager set-paused",
         "-r first-light -w owner.json",
+        "-r first-light --wait -w owner.json",
         "-r first-light --resume -w owner.json",
         "-r first-light --resume --from-checkpoint -w owner.json",
     ),
@@ -253,13 +264,20 @@ async def update_config(
     group=RUN,
     help="With --resume, if no member has the model: continue from the stored checkpoint; later steps are trained again.",
 )
+@option("--wait", is_flag=True, group=RUN, help="Wait until the run is paused: its present round, then the cooldown.")
 @command()
 async def set_paused(
-    context: CommandContext, run_id: str, treasurer_index: int | None, resume: bool, from_checkpoint: bool
+    context: CommandContext, run_id: str, treasurer_index: int | None, resume: bool, from_checkpoint: bool, wait: bool
 ) -> Outcome:
-    """Pause a run after its current round, or resume it. No training is lost, and nobody has to join again."""
+    """Pause a run after its present round, or resume it. No training is lost, and nobody has to join again.
+
+    The present round is the last one that is trained; it is applied, and ends the epoch. After the cooldown the run is Paused.
+    """
     if from_checkpoint and not resume:
         message = "--from-checkpoint is for resuming; give --resume, too"
+        raise ConfigError(message)
+    if wait and resume:
+        message = "--wait is for pausing; leave --resume out"
         raise ConfigError(message)
 
     owner = await owner_of(context, run_id, treasurer_index)
@@ -267,10 +285,33 @@ async def set_paused(
         owner.found.run, authority=context.payer, paused=not resume, from_checkpoint=from_checkpoint
     )
     sent = await context.send(owner.as_owner(context, instruction))
+    if wait:
+        await _until_halted(context, owner.found)
     state = (await coordinator_account(context.rpc, owner.found.run)).state
     phase = "Uninitialized" if state is None else state.run_state.name
-    doing = "pauses after its current epoch" if state is not None and state.pending_pause else f"is now {phase}"
+    doing = f"is now {phase}"
+    if state is not None and state.pending_pause:
+        after = "the cooldown" if state.run_state is RunState.Cooldown else "its present round and the cooldown"
+        doing = f"is in {phase} and pauses after {after} (--wait waits until it is Paused)"
     return Outcome(f"the run {run_id!r} {doing}", {"run_id": run_id, "run_state": phase, "signature": sent.signature})
+
+
+async def _until_halted(context: CommandContext, found: RunFound) -> None:
+    """Wait until a run is halted. Its members tick; where nobody does, we do. Raises CommandRefused, BackendError."""
+    nonce, since = None, anyio.current_time()
+    while True:
+        account = await coordinator_account(context.rpc, found.run)
+        if account.state is None or account.state.run_state.halted:
+            return
+
+        now = anyio.current_time()
+        if account.nonce != nonce:
+            nonce, since = account.nonce, now
+        elif now - since >= TICK_SECONDS:
+            since = now
+            with contextlib.suppress(CommandRefused):  # nothing is due, or a member was faster
+                await context.send(coordinator.tick(found.run, user=context.payer))
+        await anyio.sleep(POLL_SECONDS)
 
 
 @click.command(
@@ -329,20 +370,26 @@ async def close_run(context: CommandContext, run_id: str, treasurer_index: int |
     ):  # the program checks whether an old one is halted
         state = (await coordinator_account(context.rpc, owner.found.run)).state
     if state is not None and not state.run_state.halted:
-        message = f"pause the run first (set-paused) and wait until it is: {run_id!r} is in {state.run_state.name}"
+        message = f"pause the run first (set-paused --wait): {run_id!r} is in {state.run_state.name}"
         raise UserError(message)
 
     if owner.treasury is None:
+        refund = await refund_of(context, owner)
         sent = await context.send(coordinator.free(owner.found.run, authority=context.payer, spill=context.payer))
     else:
         if state is not None:
             await settle_slashed(context, await the_treasurer(context, owner.found, treasurer_index), state)
+        refund = await refund_of(context, owner)
         own = tokens.associated(context.payer, owner.treasury.mint)
         sent = await context.send(
             tokens.create_associated(context.payer, context.payer, mint=owner.treasury.mint),
             treasurer.run_close(context.payer, context.payer, destination=own, treasury=owner.treasury),
         )
-    return Outcome(f"the run {run_id!r} is closed", {"run_id": run_id, "signature": sent.signature})
+    returned = f"{refund.lamports / LAMPORTS_PER_SOL:.9f} SOL of rent"
+    if owner.treasury is not None and refund.units is not None:
+        returned += f" and {amount_of(refund.units, await decimals(context, owner.treasury.mint))} tokens of its vault"
+    facts = {"run_id": run_id, "lamports": refund.lamports, "units": refund.units, "signature": sent.signature}
+    return Outcome(f"the run {run_id!r} is closed; {returned} came back to this wallet", facts)
 
 
 def read_config(path: Path) -> tuple[CoordinatorConfig, ModelConfig]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from random import Random
 
 from plugins.backend_solana.tests.svm.random_commands import RandomCommands
-from psyche_backend_solana.hosting.state_events import closed_challenges
 from psyche_core.coordinator import apply, new_state
 from psyche_core.coordinator.commands import ChallengeClosed, Event
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
+from psyche_core.state_events import closed_challenges
 from psyche_core.types import RunState
 
 NOW = 1_700_000_000

@@ -1,6 +1,7 @@
-"""What happened between two states of a run that were read from a chain: who was lost, and how checks of shares ended. Pure.
+"""What happened between two states of a coordinator: who was lost, and how checks of shares ended. Pure.
 
-A chain tells states and no events. Some of what happened between two readings cannot be seen in them; that is left out.
+Who follows a run sees states and no events, whether they come from a server or from a chain. Some of what happened between two
+of them cannot be seen; that is left out.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import replace
 from psyche_core.coordinator.commands import ChallengeClosed, ClientsExited, Event
 from psyche_core.coordinator.lifecycle.challenges import challenges_advanced
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.telemetry.events import ShareChecked
 
 
 def events_between(before: CoordinatorState, after: CoordinatorState) -> tuple[Event, ...]:
@@ -26,7 +28,7 @@ def lost(before: CoordinatorState, after: CoordinatorState) -> tuple[Event, ...]
     return (ClientsExited(epoch=after.progress.epoch, slots=slots),) if slots else ()
 
 
-def closed_challenges(before: CoordinatorState, after: CoordinatorState) -> tuple[Event, ...]:
+def closed_challenges(before: CoordinatorState, after: CoordinatorState) -> tuple[ChallengeClosed, ...]:
     """Events for challenges that ended between two states of one epoch, between which one round ended.
 
     The later state has all statements of that round, so the coordinator's rules say again what they said then. Nothing where more
@@ -48,5 +50,19 @@ def closed_challenges(before: CoordinatorState, after: CoordinatorState) -> tupl
     )
 
 
+def checks_between(before: CoordinatorState, after: CoordinatorState) -> tuple[ShareChecked, ...]:
+    """The same, as programs tell it."""
+    return tuple(share_checked(after, event) for event in closed_challenges(before, after))
+
+
+def share_checked(state: CoordinatorState, event: ChallengeClosed) -> ShareChecked:
+    """How a check ended, as programs tell it. state: of the same epoch."""
+    trainer, verifier = (state.epoch.clients[slot].id.short for slot in (event.trainer, event.verifier))
+    strikes = tuple(state.epoch.clients[slot].id.short for slot in event.strikes)
+    return ShareChecked(event.epoch, event.height, trainer, verifier, event.outcome.lower(), strikes)
+
+
 def _of_one_epoch(before: CoordinatorState, after: CoordinatorState) -> bool:
-    return before.progress.epoch == after.progress.epoch and len(before.epoch.clients) == len(after.epoch.clients)
+    """Whether the epoch is one, and was not begun again by a run that went back, or by a coordinator with an older state."""
+    one = (before.instance, before.generation, before.progress.epoch) == (after.instance, after.generation, after.progress.epoch)
+    return one and len(before.epoch.clients) == len(after.epoch.clients)
