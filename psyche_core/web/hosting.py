@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,7 +17,7 @@ from psyche_core.errors import UserError
 from psyche_core.web.access import Access
 from psyche_core.web.app import NEEDED, WebApp
 from psyche_core.web.feeds import Feeds
-from psyche_core.web.visitors import Patience, Speaker, VisitorLimits, welcome
+from psyche_core.web.visitors import Speaker, Visit, VisitorLimits, welcome
 
 if TYPE_CHECKING:
     import uvicorn
@@ -84,7 +84,7 @@ async def serving(
 
     async def accept() -> None:
         with accepting:
-            await welcome(listening, limits, _speaker(server, limits.seconds))
+            await welcome(listening, limits, _speaker(server))
 
     with contextlib.closing(listening):
         server = new_server(feeds, access)
@@ -106,26 +106,25 @@ async def _serve(server: uvicorn.Server) -> None:
         await server.serve(sockets=[])
 
 
-def _speaker(server: uvicorn.Server, seconds: float) -> Speaker:
-    """What speaks HTTP for the server. It ends connections that keep it waiting, which uvicorn does not do."""
+def _speaker(server: uvicorn.Server) -> Speaker:
+    """What speaks HTTP for the server. With uvicorn alone a half request could last for ever."""
     from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
     class Http(H11Protocol):
-        """left: called when the connection has ended."""
+        """Tells a visit how it goes."""
 
-        def __init__(self, left: Callable[[], None]) -> None:
+        def __init__(self, visit: Visit) -> None:
             super().__init__(server.config, server.server_state, {})
-            self._left = left
+            self._visit = visit
             self._unread = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's
             super().connection_made(transport)
-            self._patience = Patience(transport, seconds)
+            self._visit.began(transport)
             self._look()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._patience.end()
-            self._left()
+            self._visit.left()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -148,6 +147,6 @@ def _speaker(server: uvicorn.Server, seconds: float) -> Speaker:
 
         def _look(self) -> None:
             cycle: RequestResponseCycle | None = self.cycle  # None until the first head is complete
-            self._patience.look(waiting=self._unread or cycle is None or cycle.response_complete)
+            self._visit.look(asks_nothing=cycle is None or cycle.response_complete, takes_nothing=self._unread)
 
     return Http

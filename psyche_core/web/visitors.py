@@ -1,13 +1,13 @@
 """Connections of visitors: how many there may be, and how long one may take. Accepts them for a web server.
 
 A page must never take the files that the program beside it needs, for a coordinator's state for instance. So connections are
-counted, in all and for each address, and those beyond are closed at once, before a byte is read.
+counted, in all and for each address. For one beyond, the oldest that asks for nothing is closed; if all of them are being
+answered, the new one is closed before a byte is read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import ipaddress
 import logging
@@ -51,31 +51,108 @@ class VisitorLimits:
 
 
 class Places:
-    """Counts connections. Pure."""
+    """Counts visits. When there is no place, the oldest visit that asks for nothing makes one: browsers keep such connections."""
 
     def __init__(self, limits: VisitorLimits) -> None:
         self._limits = limits
         self._taken: Counter[str] = Counter()
+        self._asking_nothing: dict[Visit, None] = {}
 
-    def enter(self, host: str) -> bool:
-        """Take a place for a connection from this host; whether there was one."""
+    def enter(self, host: str) -> Visit | None:
+        """Take a place for a connection from this host; None if there is none."""
         place = _place_of(host)
-        if self._taken.total() >= self._limits.connections or self._taken[place] >= self._limits.per_address:
-            return False
+        crowded = self._taken[place] >= self._limits.per_address
+        if crowded or self._taken.total() >= self._limits.connections:
+            leaving = (visit for visit in self._asking_nothing if visit.idle and (visit.place == place or not crowded))
+            oldest = next(leaving, None)
+            if oldest is None:
+                return None
+            oldest.end()
 
         self._taken[place] += 1
-        return True
+        return Visit(self, place, self._limits.seconds)
 
-    def leave(self, host: str) -> None:
-        """Give a place back that was taken for this host."""
-        place = _place_of(host)
-        self._taken[place] -= 1
-        if self._taken[place] <= 0:
-            del self._taken[place]
+    def note(self, visit: Visit, *, asks_nothing: bool) -> None:
+        """Note whether an answer is under way."""
+        if asks_nothing:
+            self._asking_nothing.setdefault(visit)
+        else:
+            self._asking_nothing.pop(visit, None)
+
+    def leave(self, visit: Visit) -> None:
+        """A visit is over."""
+        self._asking_nothing.pop(visit, None)
+        self._taken[visit.place] -= 1
+        if self._taken[visit.place] <= 0:
+            del self._taken[visit.place]
 
 
-Speaker = Callable[[Callable[[], None]], asyncio.Protocol]
-"""Makes what speaks with one visitor. It calls what it is given when the connection has ended."""
+class Visit:
+    """One connection. It ends when it keeps us waiting for longer than `seconds`: for a request's head, or for taking an answer.
+
+    place: what counts as its address.
+    """
+
+    def __init__(self, places: Places, place: str, seconds: float) -> None:
+        self.place = place
+        self._places: Places | None = places
+        self._seconds = seconds
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._unread = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of an answer is on its way."""
+        return self._transport is not None and self._transport.get_write_buffer_size() == 0
+
+    def began(self, transport: asyncio.Transport) -> None:
+        """The connection is there."""
+        self._transport = transport
+
+    def look(self, *, asks_nothing: bool, takes_nothing: bool) -> None:
+        """Note whether no answer is under way, and whether what we answer piles up. The time runs from when either began."""
+        if self._places is None or self._transport is None:
+            return
+
+        self._places.note(self, asks_nothing=asks_nothing)
+        if not (asks_nothing or takes_nothing):
+            self._stop()
+        elif self._timer is None:
+            self._wait(self._transport)
+
+    def end(self) -> None:
+        """Cut the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+        self.left()
+
+    def left(self) -> None:
+        """The connection has ended. Idempotent."""
+        self._stop()
+        if self._places is not None:
+            self._places.leave(self)
+            self._places = None
+
+    def _wait(self, transport: asyncio.Transport) -> None:
+        self._unread = transport.get_write_buffer_size()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._over, transport)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _over(self, transport: asyncio.Transport) -> None:
+        self._timer = None
+        if 0 < transport.get_write_buffer_size() < self._unread:
+            self._wait(transport)  # a slow line, but it reads
+        else:
+            self.end()
+
+
+Speaker = Callable[[Visit], asyncio.Protocol]
+"""Makes what speaks with one visitor. It tells the visit of the connection's beginning and end, and what happens between them."""
 
 
 async def welcome(listening: socket.socket, limits: VisitorLimits, speaker: Speaker) -> None:
@@ -96,50 +173,18 @@ async def welcome(listening: socket.socket, limits: VisitorLimits, speaker: Spea
             await anyio.sleep(_PAUSE_SECONDS)
             continue
 
-        if not places.enter(host):
+        visit = places.enter(host)
+        if visit is None:
             connection.close()
             continue
 
-        left = contextlib.ExitStack()
-        left.callback(places.leave, host)
         try:
-            await loop.connect_accepted_socket(functools.partial(speaker, left.close), connection)
+            await loop.connect_accepted_socket(functools.partial(speaker, visit), connection)
         except BaseException as error:
             connection.close()
-            left.close()
+            visit.left()
             if not isinstance(error, OSError):
                 raise
-
-
-class Patience:
-    """Ends a connection that keeps us waiting for longer than `seconds`: for a request's head, or for reading an answer."""
-
-    def __init__(self, transport: asyncio.Transport, seconds: float) -> None:
-        self._transport = transport
-        self._seconds = seconds
-        self._timer: asyncio.TimerHandle | None = None
-        self._unread = 0
-
-    def look(self, *, waiting: bool) -> None:
-        """Note whether we wait for the visitor now. The time runs from when it began."""
-        if not waiting:
-            self.end()
-        elif self._timer is None:
-            self._unread = self._transport.get_write_buffer_size()
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._over)
-
-    def end(self) -> None:
-        """The connection is over, or nobody waits."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _over(self) -> None:
-        self._timer = None
-        if 0 < self._transport.get_write_buffer_size() < self._unread:
-            self.look(waiting=True)  # a slow line, but it reads
-        else:
-            self._transport.abort()
 
 
 def _place_of(host: str) -> str:

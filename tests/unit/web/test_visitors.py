@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
@@ -23,12 +24,14 @@ from psyche_core.web.visitors import Places, VisitorLimits
 
 HALF_A_HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
 REQUEST = HALF_A_HEAD + b"\r\n"
+EVENTS = REQUEST.replace(b"GET /", b"GET /api/events?run=first-light")
 
 
 class Page:
     """A page that is really served, and its visitors."""
 
-    def __init__(self, address: tuple[str, int], opened: contextlib.AsyncExitStack) -> None:
+    def __init__(self, address: tuple[str, int], opened: contextlib.AsyncExitStack, feed: Feed) -> None:
+        self.feed = feed
         self._address = address
         self._opened = opened
 
@@ -36,6 +39,12 @@ class Page:
         """A visitor that stays until the end of the test, at most."""
         stream = await self._opened.enter_async_context(await anyio.connect_tcp(*self._address, local_host=own))
         await stream.send(says)
+        return stream
+
+    async def reads_events(self, *, own: str = "127.0.0.1") -> ByteStream:
+        """A visitor with an open stream of events."""
+        stream = await self.connect(own=own, says=EVENTS)
+        assert (await answer(stream)).startswith(b"HTTP/1.1 200")
         return stream
 
     async def serves(self, *, own: str) -> bool:
@@ -47,16 +56,18 @@ class Page:
 
 
 @contextlib.asynccontextmanager
-async def page(limits: VisitorLimits, feeds: Feeds | None = None) -> AsyncIterator[Page]:
-    """Serve a page."""
+async def page(limits: VisitorLimits) -> AsyncIterator[Page]:
+    """Serve a page of one run."""
+    feeds = Feeds()
+    feed = feeds.add("first-light")
     listening = listen("127.0.0.1", 0)
     address = listening.getsockname()
     with anyio.fail_after(20):
         async with (
-            serving(Feeds() if feeds is None else feeds, Access(), listening, limits=limits),
+            serving(feeds, Access(), listening, limits=limits),
             contextlib.AsyncExitStack() as opened,
         ):
-            yield Page(address, opened)
+            yield Page(address, opened, feed)
 
 
 async def answer(stream: ByteStream) -> bytes:
@@ -69,34 +80,89 @@ async def answer(stream: ByteStream) -> bytes:
 
 def test_places_are_counted_by_address_and_in_all() -> None:
     places = Places(VisitorLimits(connections=4, per_address=2))
-    assert [places.enter("192.0.2.1") for _ in range(3)] == [True, True, False]
-    assert not places.enter("::ffff:192.0.2.1")  # the same
-    assert [places.enter(f"2001:db8::{number}") for number in range(3)] == [True, True, False]  # a /64 is one address
-    assert not places.enter("192.0.2.2")  # four in all
-    places.leave("192.0.2.1")
-    assert places.enter("192.0.2.2")
+
+    def let_in(host: str) -> bool:
+        return places.enter(host) is not None
+
+    first = places.enter("192.0.2.1")
+    assert first is not None
+    assert [let_in("192.0.2.1"), let_in("192.0.2.1")] == [True, False]
+    assert not let_in("::ffff:192.0.2.1")  # the same
+    assert [let_in(f"2001:db8::{number}") for number in range(3)] == [True, True, False]  # a /64 is one address
+    assert not let_in("192.0.2.2")  # four in all
+    first.left()
+    first.left()  # once more changes nothing
+    assert [let_in("192.0.2.2"), let_in("192.0.2.2")] == [True, False]
 
 
 @pytest.mark.anyio
 async def test_who_takes_all_places_of_its_address_is_closed_and_others_are_served() -> None:
     async with page(VisitorLimits(connections=8, per_address=3)) as served:
-        held = [await served.connect(says=HALF_A_HEAD) for _ in range(3)]
-        beyond = await served.connect()
-        assert await answer(beyond) == b""
+        held = [await served.reads_events() for _ in range(3)]
+        assert await answer(await served.connect()) == b""
         assert await served.serves(own="127.0.0.2")
-        await held[0].send(b"\r\n")  # who holds a place is served
-        assert (await answer(held[0])).startswith(b"HTTP/1.1 200")
+        await held[0].aclose()
+        while not await served.serves(own="127.0.0.1"):
+            await anyio.lowlevel.checkpoint()
 
 
 @pytest.mark.anyio
-async def test_a_place_is_free_again_when_its_connection_has_ended() -> None:
-    async with page(VisitorLimits(connections=2, per_address=2)) as served:
-        held = [await served.connect(says=HALF_A_HEAD) for _ in range(2)]
-        assert await answer(await served.connect(own="127.0.0.2")) == b""
-        for stream in held:
-            await stream.aclose()
-        while not await served.serves(own="127.0.0.2"):
+async def test_all_places_may_be_taken_and_further_visitors_are_closed() -> None:
+    async with page(VisitorLimits(connections=2)) as served:
+        held = [await served.reads_events(own=own) for own in ("127.0.0.1", "127.0.0.2")]
+        assert await answer(await served.connect(own="127.0.0.3")) == b""
+        await held[0].aclose()
+        while not await served.serves(own="127.0.0.3"):
             await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("own", ["127.0.0.1", "127.0.0.2"])
+async def test_half_requests_make_room_for_a_visitor_the_oldest_first(own: str) -> None:
+    async with page(VisitorLimits(connections=4, per_address=3)) as served:
+        reader = await served.reads_events(own="127.0.0.2")
+        held = [await served.connect(says=HALF_A_HEAD) for _ in range(3)]
+        assert await served.serves(own=own)
+        assert await answer(held[0]) == b""
+        await held[2].send(b"\r\n")
+        assert (await answer(held[2])).startswith(b"HTTP/1.1 200")
+        with anyio.move_on_after(0.01):
+            assert await answer(reader) != b""
+
+
+@pytest.mark.anyio
+async def test_who_has_all_places_of_its_address_takes_none_of_others() -> None:
+    async with page(VisitorLimits(connections=8, per_address=1)) as served:
+        half = await served.connect(own="127.0.0.2", says=HALF_A_HEAD)
+        await served.reads_events()
+        assert not await served.serves(own="127.0.0.1")
+        await half.send(b"\r\n")
+        assert (await answer(half)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.anyio
+async def test_a_slow_line_is_not_cut_while_it_takes_something() -> None:
+    visit = Places(VisitorLimits(seconds=0.01)).enter("192.0.2.1")
+    assert visit is not None
+    transport = _Line([100, 60, 60, 20, 20, 20])
+    visit.began(transport)
+    visit.look(asks_nothing=True, takes_nothing=True)
+    with anyio.fail_after(20):
+        await transport.cut.wait()
+    assert transport.unsent == []
+
+
+@pytest.mark.anyio
+async def test_who_still_reads_an_answer_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psyche_core.web.app.PAGES", (_Large(),))
+    async with page(VisitorLimits(connections=1)) as served:
+        reader = await served.connect(says=REQUEST)
+        size = len(await answer(reader))
+        assert not await served.serves(own="127.0.0.2")
+        while size < len(_Large().html()):
+            chunk = await answer(reader)
+            assert chunk
+            size += len(chunk)
 
 
 @pytest.mark.anyio
@@ -121,15 +187,12 @@ async def test_drops_of_a_head_gain_no_time() -> None:
 
 @pytest.mark.anyio
 async def test_a_stream_of_events_is_not_ended_for_lasting_longer_than_a_head_may() -> None:
-    feeds = Feeds()
-    feed = feeds.add("first-light")
-    async with page(VisitorLimits(seconds=0.2), feeds) as served:
-        reader = await served.connect(says=REQUEST.replace(b"GET /", b"GET /api/events?run=first-light"))
-        assert (await answer(reader)).startswith(b"HTTP/1.1 200")
+    async with page(VisitorLimits(seconds=0.2)) as served:
+        reader = await served.reads_events()
         async for _ in _until_closed(await served.connect(says=HALF_A_HEAD)):
             pass  # later than the reader's time would have been over
-        feed.view.handle("client-1", 1.0, telemetry.Started("client", "ab" * 32, "first-light", "x"))
-        feed.changed()
+        served.feed.view.handle("client-1", 1.0, telemetry.Started("client", "ab" * 32, "first-light", "x"))
+        served.feed.changed()
         seen = b""
         async for chunk in _until_closed(reader):
             seen += chunk
@@ -155,10 +218,8 @@ async def test_who_takes_nothing_of_a_stream_is_disconnected(monkeypatch: pytest
             await anyio.lowlevel.checkpoint()
 
     monkeypatch.setattr(Feed, "messages", messages)
-    feeds = Feeds()
-    feeds.add("first-light")
-    async with page(VisitorLimits(connections=1, seconds=0.2), feeds) as served:
-        await served.connect(says=REQUEST.replace(b"GET /", b"GET /api/events?run=first-light"))  # and reads nothing
+    async with page(VisitorLimits(connections=1, seconds=0.2)) as served:
+        await served.connect(says=EVENTS)  # and reads nothing
         while not await served.serves(own="127.0.0.2"):
             await anyio.lowlevel.checkpoint()
 
@@ -205,6 +266,21 @@ def test_the_limit_of_open_files_is_raised_or_fewer_are_let_in(
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
     assert VisitorLimits().within_open_files().connections == connections
     assert limits[-1] == (1224 if hard == resource.RLIM_INFINITY else hard, hard)
+
+
+class _Line(asyncio.Transport):
+    """Says how much is not sent yet each time it is asked."""
+
+    def __init__(self, unsent: list[int]) -> None:
+        super().__init__()
+        self.unsent = unsent
+        self.cut = anyio.Event()
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent.pop(0)
+
+    def abort(self) -> None:
+        self.cut.set()
 
 
 class _Large:
