@@ -32,11 +32,11 @@ def print_address(url: str) -> None:
 class Page:
     """A page of this process's run; of nothing if `port` is None.
 
-    sinks: what enters this process's events. follow: what enters its states; None without a page. enter: takes what another
-    process told. Raises UserError if the page cannot be served.
+    per_address: most connections of one address. sinks: what enters this process's events. follow: what enters its states; None
+    without a page. enter: takes what another process told. Raises UserError if the page cannot be served.
     """
 
-    def __init__(self, port: int | None, *, host: str, token_file: Path | None, source: str) -> None:
+    def __init__(self, port: int | None, *, host: str, per_address: int, token_file: Path | None, source: str) -> None:
         self.sinks: tuple[Sink, ...] = ()
         self.follow: Callable[[CoordinatorState], None] | None = None
         self.enter: Callable[[SourcedEvent], None] = lambda _: None
@@ -48,11 +48,12 @@ class Page:
         from psyche_core.web.feeds import Feeds
         from psyche_core.web.hosting import listen, new_server, serving
         from psyche_core.web.sources import own_events
+        from psyche_core.web.visitors import VisitorLimits
 
         access, feeds = Access.load(token_file), Feeds()
         feed = feeds.add(source)
         new_server(feeds, access)  # reports what is missing now
-        listening = listen(host, port)
+        listening, limits = listen(host, port), VisitorLimits(per_address=per_address)
 
         def follow(state: CoordinatorState) -> None:
             feed.view.follow(time.time(), state)
@@ -65,7 +66,7 @@ class Page:
             feed.changed()
 
         self.follow, self.enter = follow, enter
-        self._serving = lambda: serving(feeds, access, listening)
+        self._serving = lambda: serving(feeds, access, listening, limits=limits)
 
     async def beside(self, program: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run a program, with the page beside it if there is one."""
@@ -77,7 +78,7 @@ class Page:
             return await program()
 
 
-def page_of_folder(port: int | None, *, host: str, token_file: Path | None) -> Beside | None:
+def page_of_folder(port: int | None, *, host: str, per_address: int, token_file: Path | None) -> Beside | None:
     """What serves a page of a folder of events while it is entered; None if no port is given. Raises UserError."""
     if port is None:
         return None
@@ -86,14 +87,15 @@ def page_of_folder(port: int | None, *, host: str, token_file: Path | None) -> B
     from psyche_core.web.feeds import Feeds
     from psyche_core.web.hosting import listen, new_server, serving
     from psyche_core.web.sources import watch_folder
+    from psyche_core.web.visitors import VisitorLimits
 
     access, feeds = Access.load(token_file), Feeds()
     new_server(feeds, access)  # reports what is missing now
-    listening = listen(host, port)
+    listening, limits = listen(host, port), VisitorLimits(per_address=per_address)
 
     @contextlib.asynccontextmanager
     async def beside(folder: Path) -> AsyncIterator[None]:
-        async with serving(feeds, access, listening) as url, anyio.create_task_group() as tasks:
+        async with serving(feeds, access, listening, limits=limits) as url, anyio.create_task_group() as tasks:
             print_address(url)
             tasks.start_soon(watch_folder, folder, feeds)
             yield

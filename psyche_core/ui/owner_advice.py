@@ -39,8 +39,8 @@ def lost_model(event: ModelLost) -> str:
         )
         if event.begin_again.startswith("psyche server run"):
             end += (
-                ". If a member still has an older checkpoint of the run, add `--checkpoint file:///FOLDER` with its folder: the run "
-                "then begins with these weights, and counts steps from 1"
+                ". If a member still has an older checkpoint of the run, add `--checkpoint file:///FOLDER` with its folder: the "
+                "run then begins with these weights, and counts steps from 1"
             )
     none = "no such state or disk" if event.state_dir else "no such disk"
     return (

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-MAX_READERS = 512
-"""Open streams of server-sent events; further ones are told to come again."""
+MAX_READERS = 150
+"""Open streams of server-sent events; further ones are told to come again. Fewer than connections, so that pages still load."""
 
 NEEDED = "the web page needs Starlette and uvicorn: pip install 'psyche-core[web]'"
 

@@ -5,6 +5,7 @@ Nothing that a visitor asks for is logged, so that no token and no name ever rea
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,7 @@ from psyche_core.errors import UserError
 from psyche_core.web.access import Access
 from psyche_core.web.app import NEEDED, WebApp
 from psyche_core.web.feeds import Feeds
+from psyche_core.web.visitors import Speaker, Visit, VisitorLimits, welcome
 
 if TYPE_CHECKING:
     import uvicorn
@@ -45,7 +47,7 @@ def url_of(listening: socket.socket) -> str:
 
 
 def new_server(feeds: Feeds, access: Access) -> uvicorn.Server:
-    """The web server of the page, not started. Raises UserError without uvicorn or Starlette."""
+    """The web server of the page, not started; it accepts nobody itself. Raises UserError without uvicorn or Starlette."""
     try:
         import uvicorn
     except ImportError as error:
@@ -62,32 +64,89 @@ def new_server(feeds: Feeds, access: Access) -> uvicorn.Server:
         WebApp(feeds, access),
         access_log=False,
         log_config=None,
+        log_level="error",  # anybody can send requests that are worth a warning
         server_header=False,
         lifespan="off",
         ws="none",
         http="h11",
         timeout_graceful_shutdown=GOODBYE_SECONDS,
-        limit_concurrency=2048,
     )
     return Server(config)
 
 
 @contextlib.asynccontextmanager
-async def serving(feeds: Feeds, access: Access, listening: socket.socket) -> AsyncIterator[str]:
-    """Serve the page inside the block; gives its address. Closes the socket at the end."""
+async def serving(
+    feeds: Feeds, access: Access, listening: socket.socket, *, limits: VisitorLimits | None = None
+) -> AsyncIterator[str]:
+    """Serve the page inside the block, within the limits; gives its address. Closes the socket at the end."""
+    limits = (limits or VisitorLimits()).within_open_files()
+    accepting = anyio.CancelScope()
+
+    async def accept() -> None:
+        with accepting:
+            await welcome(listening, limits, _speaker(server))
+
     with contextlib.closing(listening):
         server = new_server(feeds, access)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_serve, server, listening)
+            tasks.start_soon(_serve, server)
+            tasks.start_soon(accept)
             try:
                 yield url_of(listening)
             finally:
+                accepting.cancel()
                 for feed in feeds:
                     feed.close()
                 server.should_exit = True
 
 
-async def _serve(server: uvicorn.Server, listening: socket.socket) -> None:
+async def _serve(server: uvicorn.Server) -> None:
     """Serve until told to end. Not cancelled from outside: connections that nobody closes would outlive the server."""
     with anyio.CancelScope(shield=True):
-        await server.serve(sockets=[listening])
+        await server.serve(sockets=[])
+
+
+def _speaker(server: uvicorn.Server) -> Speaker:
+    """What speaks HTTP for the server. With uvicorn alone a half request could last for ever."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+    class Http(H11Protocol):
+        """Tells a visit how it goes."""
+
+        def __init__(self, visit: Visit) -> None:
+            super().__init__(server.config, server.server_state, {})
+            self._visit = visit
+            self._unread = False
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's
+            super().connection_made(transport)
+            self._visit.began(transport)
+            self._look()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._visit.left()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._look()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._look()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = True
+            self._look()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._unread = False
+            self._look()
+
+        def _look(self) -> None:
+            cycle: RequestResponseCycle | None = self.cycle  # None until the first head is complete
+            self._visit.look(asks_nothing=cycle is None or cycle.response_complete, takes_nothing=self._unread)
+
+    return Http

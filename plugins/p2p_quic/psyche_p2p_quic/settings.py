@@ -28,6 +28,7 @@ class QuicSettings:
     are bound then.
 
     handshakes: incoming connections that may be between arrival and hello at once. handshakes_per_peer: the same for one key.
+    sessions_per_minute, session_burst: connections with one peer, however they end: so many at once, and more as time passes.
     frame_bytes: longest frame on the control stream. send_queue_bytes: unsent frames for a peer until it is disconnected for
     not reading. frames_per_second, frame_burst: how fast frames of a peer are read; further frames wait.
 
@@ -38,6 +39,8 @@ class QuicSettings:
     one blob write. stall_seconds: longest wait for a single read or write of a blob.
 
     streams_served: blob requests of one peer at once; more break the rules. streams_asked: the same for ours, well below it.
+    requests_per_second, request_burst: blob requests of one peer; ten that are answered with 64 KiB or more count as one. Further
+    ones wait, in the library.
     offers_read, offers_read_per_peer: offered blobs in memory at once while they are sent, in total and for one peer; further
     requests wait. read_threads: how many of them are read and hashed at once. store_blobs, store_bytes: most blobs kept.
     offers: most blobs offered from elsewhere. close_seconds: longest wait for a clean end.
@@ -64,6 +67,8 @@ class QuicSettings:
 
     handshakes: int = 128
     handshakes_per_peer: int = 4
+    sessions_per_minute: float = 10.0
+    session_burst: int = 20
     frame_bytes: int = 256 * 1024
     send_queue_bytes: int = 32 * 2**20
     frames_per_second: float = 2000.0
@@ -78,6 +83,8 @@ class QuicSettings:
     stall_seconds: float = 10.0
     streams_served: int = 48
     streams_asked: int = 16
+    requests_per_second: float = 200.0
+    request_burst: int = 400
     offers_read: int = 64
     offers_read_per_peer: int = 8
     read_threads: int = 4

@@ -28,6 +28,7 @@ from psyche_p2p_quic.blobs.exchange import BlobExchange
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.control_protocol import ControlProtocol
 from psyche_p2p_quic.connections.mesh import Mesh
+from psyche_p2p_quic.connections.rates import Remembered, TokenBucket
 from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.endpoint.links import Link, Stream
@@ -77,6 +78,8 @@ class QuicTransport(Transport):
         self._received = 0
         self._address = b""
         self._relays_chosen = 0
+        rate, burst = self._settings.requests_per_second, self._settings.request_burst
+        self._requests = Remembered(lambda: TokenBucket(per_second=rate, burst=burst))
         self._problems: tuple[str, ...] = ()
         self._member = False  # whether we are among the peers that we were told
         self._endpoint: Endpoint | None = None
@@ -359,6 +362,7 @@ class QuicTransport(Transport):
             decoder,
             conversation=conversation,
             owner=self,
+            requests=self._requests.of(link.peer),
             settings=self._settings,
             dialled=dialled,
             instance=instance,
@@ -380,9 +384,12 @@ class QuicTransport(Transport):
         if self._mesh is not None:
             self._mesh.offended(session.peer, reason)
 
-    async def serve(self, session: Session, stream: Stream) -> None:
+    async def serve(self, session: Session, stream: Stream) -> int:
         """A session's peer opened a stream."""
-        if self._blobs is not None:
-            sent = await self._blobs.serve(session, stream)
-            session.sent += sent
-            self.count(sent=sent)
+        if self._blobs is None:
+            return 0
+
+        sent = await self._blobs.serve(session, stream)
+        session.sent += sent
+        self.count(sent=sent)
+        return sent

@@ -53,7 +53,13 @@ def run(**given: Any) -> int:
     from psyche_core.server.serving import serve_run
 
     logs = "console" if settings.logs == "auto" else settings.logs
-    page = Page(settings.web_port, host=settings.web_host, token_file=settings.token_file, source="server")
+    page = Page(
+        settings.web_port,
+        host=settings.web_host,
+        per_address=settings.web_per_address,
+        token_file=settings.token_file,
+        source="server",
+    )
     with (
         open_program_display(logs, kind="server", title="server") as display,
         metrics_sinks(settings.metrics_local_port) as figures,

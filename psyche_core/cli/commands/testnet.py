@@ -76,7 +76,9 @@ def start(**given: Any) -> int:
         raise UserError(message)
     member_options = None if testnet is None else testnet.member_options
     trackers = tracker_words(settings.tracker, given, registry)
-    page = page_of_folder(settings.web_port, host=settings.web_host, token_file=settings.token_file)
+    page = page_of_folder(
+        settings.web_port, host=settings.web_host, per_address=settings.web_per_address, token_file=settings.token_file
+    )
     settings = settings.model_copy(update={"logs": fitting(settings.logs)})
     screen = functools.partial(ScreenDisplay, kind="testnet")
     return run_program(

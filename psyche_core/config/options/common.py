@@ -65,6 +65,10 @@ WEB_PORT = "Port of a web page that shows the run live; 0 picks a free one. Defa
 WEB_HOST = (
     "Address to serve the page on; 0.0.0.0 for every interface. Put a web server with TLS in front of a page for the internet."
 )
+WEB_PER_ADDRESS = (
+    "Most connections of one IP address to the page at once, of 200 in all; a browser needs a few. Behind a web server all "
+    "visitors come from its address: give 200 then, and limit visitors there."
+)
 TOKENS = (
     "File of tokens that visitors of the page must know, one a line: TOKEN for everything, RUN TOKEN for one run. Without it "
     "everybody who reaches the page may read it (`openssl rand -hex 24 > tokens && chmod 600 tokens`)."

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from psyche_core.config.options.common import SECONDS, TOKENS, WEB_HOST
+from psyche_core.config.options.common import SECONDS, TOKENS, WEB_HOST, WEB_PER_ADDRESS
 from psyche_core.config.options.loading import ProgramSettings
 
 
@@ -34,4 +34,5 @@ class ReplaySettings(ProgramSettings):
     )
     web_port: int | None = Field(default=None, ge=0, le=65535, description="Play on a web page at this port, too; 0 picks one.")
     web_host: str = Field(default="127.0.0.1", description=WEB_HOST)
+    web_per_address: int = Field(default=20, ge=1, le=200, description=WEB_PER_ADDRESS)
     token_file: Path | None = Field(default=None, description=TOKENS)

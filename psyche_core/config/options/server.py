@@ -11,6 +11,7 @@ from psyche_core.config.options.common import (
     SECONDS,
     TOKENS,
     WEB_HOST,
+    WEB_PER_ADDRESS,
     WEB_PORT,
     Logs,
 )
@@ -155,6 +156,7 @@ class ServerSettings(ReportingOptions):
     )
     web_port: int | None = Field(default=None, ge=0, le=65535, json_schema_extra=groups.WEB, description=WEB_PORT)
     web_host: str = Field(default="127.0.0.1", json_schema_extra=groups.WEB, description=WEB_HOST)
+    web_per_address: int = Field(default=20, ge=1, le=200, json_schema_extra=groups.WEB, description=WEB_PER_ADDRESS)
     token_file: Path | None = Field(default=None, json_schema_extra=groups.WEB, description=TOKENS)
 
     @field_validator("relay")

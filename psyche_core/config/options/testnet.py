@@ -192,6 +192,7 @@ class TestnetSettings(ProgramSettings):
     )
     web_port: int | None = Field(default=None, ge=0, le=65535, json_schema_extra=groups.WEB, description=common.WEB_PORT)
     web_host: str = Field(default="127.0.0.1", json_schema_extra=groups.WEB, description=common.WEB_HOST)
+    web_per_address: int = Field(default=20, ge=1, le=200, json_schema_extra=groups.WEB, description=common.WEB_PER_ADDRESS)
     token_file: Path | None = Field(default=None, json_schema_extra=groups.WEB, description=common.TOKENS)
     tracker: common.TrackerNames = Field(default=(), json_schema_extra=groups.TELEMETRY, description=common.TRACKER)
 

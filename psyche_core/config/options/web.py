@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from psyche_core.config.options.common import SECONDS, TOKENS, WEB_HOST
+from psyche_core.config.options.common import SECONDS, TOKENS, WEB_HOST, WEB_PER_ADDRESS
 from psyche_core.config.options.loading import ProgramSettings
 from psyche_core.config.schema import RunId
 
@@ -38,4 +38,5 @@ class WebSettings(ProgramSettings):
     )
     web_port: int = Field(default=8420, ge=0, le=65535, description="Port of the page; 0 picks a free one.")
     web_host: str = Field(default="127.0.0.1", description=WEB_HOST)
+    web_per_address: int = Field(default=20, ge=1, le=200, description=WEB_PER_ADDRESS)
     token_file: Path | None = Field(default=None, description=TOKENS)

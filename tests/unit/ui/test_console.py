@@ -218,8 +218,8 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
             "(members that trained and are not here: 3ae20e59, 49d7b0e8). Start its client with that --checkpoint-dir, then let "
             "the run ask its members again (kill -USR1 17), as often as needed. Only if no such disk is left, stop the server "
             "(Ctrl-C or SIGTERM) and start it once with `psyche server run --state r.toml --save-state-dir 'my folder' "
-            "--restart-from-checkpoint`: all training since the stored checkpoint (step 0, the beginning of the run) is lost. If a "
-            "member still has an older checkpoint of the run, add `--checkpoint file:///FOLDER` with its folder: the run then "
+            "--restart-from-checkpoint`: all training since the stored checkpoint (step 0, the beginning of the run) is lost. If "
+            "a member still has an older checkpoint of the run, add `--checkpoint file:///FOLDER` with its folder: the run then "
             "begins with these weights, and counts steps from 1"
         ),
     ),

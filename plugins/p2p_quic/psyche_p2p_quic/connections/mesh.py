@@ -4,7 +4,8 @@ Published addresses are dialled only if `dial_ranges` permits it and as often as
 used only if it is one of ours. Each pair has one connection. The peer with the smaller key dials at once, the other after a
 delay, so that two dials rarely cross; if they do, the connection dialled by the smaller key stays, and both sides decide this
 alike. A restarted peer (another instance in its hello or address) replaces its old connection at once. A peer that is not a
-member is disconnected as soon as it has proved its key. What is sent on a connection is up to `session`.
+member is disconnected as soon as it has proved its key, and so is one that connects again and again. What is sent on a
+connection is up to `session`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 import logging
 import math
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -29,6 +30,7 @@ from psyche_p2p_quic.connections import control_frames, session
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.dial_budget import DialBudget
 from psyche_p2p_quic.connections.dial_ranges import may_dial
+from psyche_p2p_quic.connections.rates import Remembered, TokenBucket
 from psyche_p2p_quic.connections.reputation import Reputation
 from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
@@ -73,7 +75,11 @@ class Mesh:
         self._dials = DialBudget(per_peer=settings.dials_per_peer, per_host=settings.dials_per_host)
         self._members: dict[bytes, _Member] = {}
         self._arriving: Counter[bytes] = Counter()
-        self._offences: defaultdict[bytes, RepeatedProblem] = defaultdict(RepeatedProblem)
+        self._offences = Remembered(RepeatedProblem)
+        self._undialable = Remembered(RepeatedProblem)
+        self._hasty = Remembered(RepeatedProblem)
+        per_second, burst = settings.sessions_per_minute / 60, settings.session_burst
+        self._entries = Remembered(lambda: TokenBucket(per_second=per_second, burst=burst))
         self._handshakes = 0
         self._relayed: frozenset[bytes] = frozenset()
         self._relayed_at = -math.inf
@@ -117,8 +123,6 @@ class Mesh:
                 self._tasks.start_soon(self._keep, peer, self._members[peer])
 
         self.reputation.keep_only(frozenset(wanted))
-        for peer in self._offences.keys() - wanted.keys():
-            del self._offences[peer]
         self._notify()
 
     def start_over(self, hello: Hello) -> None:
@@ -141,7 +145,7 @@ class Mesh:
     def offended(self, peer: bytes, reason: str) -> None:
         """A peer broke the rules: refuse it for a while. It may come back and go on, so it is told now and then only."""
         self.reputation.offended(peer, now=_now())
-        offences = self._offences[peer]
+        offences = self._offences.of(peer)
         if offences.failed():
             often = "" if offences.times == 1 else f" ({offences.times} times since this was last logged)"
             logger.warning("peer %s broke the rules and is refused for a while%s: %s", peer[:4].hex(), often, reason)
@@ -155,7 +159,8 @@ class Mesh:
             pause = 0.0 if self._own < peer else self._settings.dial_grace_seconds
             idle = 0
             while True:
-                await self._until_connected(peer, max(pause, self.reputation.refused_for(peer, now=_now())))
+                refused, hasty = self.reputation.refused_for(peer, now=_now()), self._entries.of(peer).wait(_now())
+                await self._until_connected(peer, max(pause, refused, hasty))
                 current = self.sessions.get(peer)
                 if current is not None:
                     await current.ended.wait()
@@ -192,12 +197,16 @@ class Mesh:
         try:
             published = PeerAddress.decode(address)
         except WireError as error:
-            logger.warning("peer %s cannot be dialled: %s", peer[:4].hex(), error)
+            if self._undialable.of(peer).failed():
+                logger.warning("peer %s cannot be dialled: %s", peer[:4].hex(), error)
             return None
 
         return published
 
     def _tell_undialable(self, peer: bytes, published: PeerAddress) -> None:
+        if not self._undialable.of(peer).failed():
+            return
+
         message = "peer %s is not dialled: it published only addresses of private networks that we are not in, or of nobody"
         if published.relay is None:
             logger.warning(message, peer[:4].hex())
@@ -228,6 +237,7 @@ class Mesh:
                 await stream.write(self._hello_frame())
                 await stream.prefer()
                 made = await self._greeted(link, stream, dialled=True)
+            self._entries.of(peer).take(_now())
             settled = self._settle(made)
         except (TransportError, TimeoutError) as error:
             logger.debug("dialling %s: %s", peer[:4].hex(), error)
@@ -272,6 +282,14 @@ class Mesh:
             link.close(session.BROKE_RULES, "you have too many connections")
             return
 
+        entries = self._entries.of(peer)
+        if entries.wait(_now()) > 0:
+            link.close(session.BROKE_RULES, "you connect too often; try again in a minute")
+            if self._hasty.of(peer).failed():
+                logger.warning("peer %s connects again and again and is let in a few times a minute only", peer[:4].hex())
+            return
+
+        entries.take(_now())
         self._proved(link)
         settled = False
         self._arriving[peer] += 1

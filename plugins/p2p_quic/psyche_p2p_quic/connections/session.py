@@ -1,8 +1,9 @@
 """One connection with a member: tasks that carry frames and streams between the link and the control protocol.
 
 Whatever the peer does wrong ends only this connection, with a code and a message. A read is never cancelled while the link is
-open; closing the link ends it. Frames are read no faster than the settings allow, so a flood waits in the peer's own buffers.
-When the send queue is full, a peer that does not read is disconnected. What frames mean is decided in `control_protocol`.
+open; closing the link ends it. Frames are read, and blob requests taken, no faster than the settings allow, so a flood waits in
+the peer's own buffers. When the send queue is full, a peer that does not read is disconnected. What frames mean is decided in
+`control_protocol`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from anyio.abc import TaskGroup
 from psyche_core.errors import TransportError, WireError
 from psyche_core.wire.frames import FrameDecoder, frame
 from psyche_p2p_quic.connections.control_protocol import ControlProtocol, PeerSilent
+from psyche_p2p_quic.connections.rates import TokenBucket
 from psyche_p2p_quic.endpoint.links import Link, LinkLost, Path, Stream
 from psyche_p2p_quic.settings import QuicSettings
 
@@ -25,6 +27,9 @@ READ_BYTES = 64 * 1024
 WRITE_BYTES = 256 * 1024
 FRAMES_AT_ONCE = 16
 """Frames handled before others get their turn. Each may bring a message whose signature is to be verified, 0.1 ms and more."""
+
+LARGE_BYTES, LARGE_COUNTS = 64 * 1024, 0.1
+"""A request that was answered with so many bytes counts for so much of one: taking them costs the peer more."""
 
 CLOSED, NOT_A_MEMBER, BROKE_RULES, SUPERSEDED, SILENT, NOT_READING = range(6)
 """Codes a connection is closed with."""
@@ -42,15 +47,16 @@ class Owner(Protocol):
     def offended(self, session: Session, reason: str) -> None:
         """The peer broke the rules; its connection is being closed."""
 
-    async def serve(self, session: Session, stream: Stream) -> None:
-        """Answer a stream that the peer opened. Raises WireError or LinkLost."""
+    async def serve(self, session: Session, stream: Stream) -> int:
+        """Answer a stream that the peer opened; returns the bytes sent. Raises WireError or LinkLost."""
 
 
 class Session:
     """link, stream: a connection and its control stream, both after the hello. decoder: holds what was read after the hello.
 
-    dialled: whether we dialled. instance: the peer's. `ended` is set when the session is over. `peer_left` then says whether
-    the peer closed it itself; if so, dialling it at once would be useless. sent, received: bytes of frames and blobs.
+    requests: how fast the peer's blob requests are taken; all its connections share it. dialled: whether we dialled. instance:
+    the peer's. `ended` is set when the session is over. `peer_left` then says whether the peer closed it itself; if so, dialling
+    it at once would be useless. sent, received: bytes of frames and blobs.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class Session:
         *,
         conversation: ControlProtocol,
         owner: Owner,
+        requests: TokenBucket,
         settings: QuicSettings,
         dialled: bool,
         instance: bytes,
@@ -79,6 +86,7 @@ class Session:
         self._stream = stream
         self._decoder = decoder
         self._owner = owner
+        self._requests = requests
         self._settings = settings
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
@@ -212,10 +220,14 @@ class Session:
 
             self._served += 1
             tasks.start_soon(self._serve, stream, tasks)
+            wait = self._requests.take(asyncio.get_running_loop().time())
+            if wait > 0:
+                await anyio.sleep(wait)
 
     async def _serve(self, stream: Stream, tasks: TaskGroup) -> None:
         try:
-            await self._owner.serve(self, stream)
+            sent = await self._owner.serve(self, stream)
+            self._requests.give_back(min(sent / LARGE_BYTES, 1 - LARGE_COUNTS))
         except WireError as error:
             self.close(BROKE_RULES, str(error))
             self._owner.offended(self, str(error))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from psyche_core.open_files import allow_open_files
 from psyche_p2p_quic.relay.limits import RelayLimits
 
 _LEAST = 16
@@ -21,16 +22,8 @@ def within_open_files(limits: RelayLimits, *, others: int) -> RelayLimits:
     others: files that the rest of the process may need. Where the system allows fewer than wanted, a warning says so, and the
     relay takes as many connections as are left, a half of all files at least.
     """
-    try:
-        import resource
-    except ImportError:
-        return limits  # Windows has no such limit
-
     count = limits.connections + others
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    wanted = allow_open_files(count)
     if wanted >= count:
         return limits
 

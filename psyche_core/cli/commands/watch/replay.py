@@ -85,7 +85,13 @@ async def _play(settings: ReplaySettings, places: list[Path]) -> None:
         message = f"no event of a run is in {', '.join(map(str, places))}"
         raise InputError(message)
 
-    page = Page(settings.web_port, host=settings.web_host, token_file=settings.token_file, source="replay")
+    page = Page(
+        settings.web_port,
+        host=settings.web_host,
+        per_address=settings.web_per_address,
+        token_file=settings.token_file,
+        source="replay",
+    )
     metrics, console = RunMetrics(run_id=""), Console()
     newest = first.time
     kinds: dict[str, type[Display]] = {"none": SilentDisplay, "console": LineDisplay}

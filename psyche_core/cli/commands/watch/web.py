@@ -55,19 +55,20 @@ async def _serve(settings: WebSettings, given: Mapping[str, Any]) -> None:
     from psyche_core.web.feeds import Feeds
     from psyche_core.web.hosting import listen, new_server, serving
     from psyche_core.web.sources import check_folder, follow_coordinator, watch_folder
+    from psyche_core.web.visitors import VisitorLimits
 
     if settings.events is None and settings.run_id is None:
         message = "nothing to show: give event files with --events DIR, or a coordinator with --run-id and --server-addr"
         raise UserError(message)
 
-    access, feeds = Access.load(settings.token_file), Feeds()
+    access, feeds, limits = Access.load(settings.token_file), Feeds(), VisitorLimits(per_address=settings.web_per_address)
     new_server(feeds, access)  # reports what is missing now
     backend = None if settings.run_id is None else _backend(settings, settings.run_id, given)
     if settings.events is not None and (why := check_folder(settings.events)) is not None:
         raise UserError(why)
 
     async with (
-        serving(feeds, access, listen(settings.web_host, settings.web_port)) as url,
+        serving(feeds, access, listen(settings.web_host, settings.web_port), limits=limits) as url,
         anyio.create_task_group() as tasks,
     ):
         if backend is not None:

@@ -1,0 +1,201 @@
+"""Connections of visitors: how many there may be, and how long one may take. Accepts them for a web server.
+
+A page must never take the files that the program beside it needs, for a coordinator's state for instance. So connections are
+counted, in all and for each address. For one beyond, the oldest that asks for nothing is closed; if all of them are being
+answered, the new one is closed before a byte is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ipaddress
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import anyio
+import anyio.lowlevel
+
+from psyche_core.open_files import allow_open_files
+from psyche_core.telemetry.repeated_problem import RepeatedProblem
+
+_OTHER_FILES = 1024
+"""Files that the rest of the program may need."""
+
+_LEAST_CONNECTIONS = 16
+_PAUSE_SECONDS = 1.0
+"""Time until accepting is tried again after the system refused it."""
+
+logger: logging.Logger = logging.getLogger("psyche.web")
+
+
+@dataclass(frozen=True, slots=True)
+class VisitorLimits:
+    """connections: most at once. per_address: most of one IPv4 address or IPv6 /64.
+
+    seconds: until a request's head must be complete, counted from the connection or from the answer before, and the longest
+    time in which a visitor takes nothing of an answer.
+    """
+
+    connections: int = 200
+    per_address: int = 20
+    seconds: float = 10.0
+
+    def within_open_files(self) -> VisitorLimits:
+        """Raise the process's limit of open files so that these connections fit; where it cannot be raised, take fewer."""
+        allowed = allow_open_files(self.connections + _OTHER_FILES)
+        return replace(self, connections=min(self.connections, max(_LEAST_CONNECTIONS, allowed // 4)))
+
+
+class Places:
+    """Counts visits. When there is no place, the oldest visit that asks for nothing makes one: browsers keep such connections."""
+
+    def __init__(self, limits: VisitorLimits) -> None:
+        self._limits = limits
+        self._taken: Counter[str] = Counter()
+        self._asking_nothing: dict[Visit, None] = {}
+
+    def enter(self, host: str) -> Visit | None:
+        """Take a place for a connection from this host; None if there is none."""
+        place = _place_of(host)
+        crowded = self._taken[place] >= self._limits.per_address
+        if crowded or self._taken.total() >= self._limits.connections:
+            leaving = (visit for visit in self._asking_nothing if visit.idle and (visit.place == place or not crowded))
+            oldest = next(leaving, None)
+            if oldest is None:
+                return None
+            oldest.end()
+
+        self._taken[place] += 1
+        return Visit(self, place, self._limits.seconds)
+
+    def note(self, visit: Visit, *, asks_nothing: bool) -> None:
+        """Note whether an answer is under way."""
+        if asks_nothing:
+            self._asking_nothing.setdefault(visit)
+        else:
+            self._asking_nothing.pop(visit, None)
+
+    def leave(self, visit: Visit) -> None:
+        """A visit is over."""
+        self._asking_nothing.pop(visit, None)
+        self._taken[visit.place] -= 1
+        if self._taken[visit.place] <= 0:
+            del self._taken[visit.place]
+
+
+class Visit:
+    """One connection. It ends when it keeps us waiting for longer than `seconds`: for a request's head, or for taking an answer.
+
+    place: what counts as its address.
+    """
+
+    def __init__(self, places: Places, place: str, seconds: float) -> None:
+        self.place = place
+        self._places: Places | None = places
+        self._seconds = seconds
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._unread = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of an answer is on its way."""
+        return self._transport is not None and self._transport.get_write_buffer_size() == 0
+
+    def began(self, transport: asyncio.Transport) -> None:
+        """The connection is there."""
+        self._transport = transport
+
+    def look(self, *, asks_nothing: bool, takes_nothing: bool) -> None:
+        """Note whether no answer is under way, and whether what we answer piles up. The time runs from when either began."""
+        if self._places is None or self._transport is None:
+            return
+
+        self._places.note(self, asks_nothing=asks_nothing)
+        if not (asks_nothing or takes_nothing):
+            self._stop()
+        elif self._timer is None:
+            self._wait(self._transport)
+
+    def end(self) -> None:
+        """Cut the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+        self.left()
+
+    def left(self) -> None:
+        """The connection has ended. Idempotent."""
+        self._stop()
+        if self._places is not None:
+            self._places.leave(self)
+            self._places = None
+
+    def _wait(self, transport: asyncio.Transport) -> None:
+        self._unread = transport.get_write_buffer_size()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._over, transport)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _over(self, transport: asyncio.Transport) -> None:
+        self._timer = None
+        if 0 < transport.get_write_buffer_size() < self._unread:
+            self._wait(transport)  # a slow line, but it reads
+        else:
+            self.end()
+
+
+Speaker = Callable[[Visit], asyncio.Protocol]
+"""Makes what speaks with one visitor. It tells the visit of the connection's beginning and end, and what happens between them."""
+
+
+async def welcome(listening: socket.socket, limits: VisitorLimits, speaker: Speaker) -> None:
+    """Accept connections until cancelled, within the limits."""
+    loop = asyncio.get_running_loop()
+    places = Places(limits)
+    failing = RepeatedProblem()
+    listening.setblocking(False)
+    while True:
+        await anyio.lowlevel.checkpoint()  # a flood of connections takes turns with everything else
+        try:
+            connection, (host, *_) = await loop.sock_accept(listening)
+        except ConnectionError:
+            continue  # gone before it was accepted
+        except OSError as error:
+            if failing.failed():
+                logger.warning("the page cannot accept visitors now: %s; trying again every second", error.strerror)
+            await anyio.sleep(_PAUSE_SECONDS)
+            continue
+
+        visit = places.enter(host)
+        if visit is None:
+            connection.close()
+            continue
+
+        try:
+            await loop.connect_accepted_socket(functools.partial(speaker, visit), connection)
+        except BaseException as error:
+            connection.close()
+            visit.left()
+            if not isinstance(error, OSError):
+                raise
+
+
+def _place_of(host: str) -> str:
+    """What counts as one address: the IPv4 address, or the /64 network of an IPv6 address."""
+    try:
+        ip = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is None:
+            return str(ipaddress.ip_network((ip, 64), strict=False))
+        ip = ip.ipv4_mapped
+    return str(ip)
