@@ -21,7 +21,7 @@ VERBATIM = "\b"
 EXIT_STATUS = (
     ("0", "It did what was asked."),
     ("1", "The run or the program failed, or a plugin did."),
-    ("2", "Something that you can mend: an option, a file, a machine that cannot be reached. Standard error says what."),
+    ("2", "Something that you can mend: an option, a file, the name of a machine. Standard error says what."),
     ("130, 143", "Ended by SIGINT (Ctrl-C), by SIGTERM."),
 )
 
