@@ -170,7 +170,10 @@ def _hashes_of(entry: Any, ours: Parameter) -> bytes:
 
     # True and 1.0 equal 1 in Python but not in CBOR; without this check one model could have several manifests
     if name != ours.name or tuple(shape) != ours.shape or any(type(size) is not int for size in shape):
-        message = f"the manifest has {name!r:.80} of shape {shape!r:.80} where our model has {ours.name!r} of {list(ours.shape)}"
+        message = (
+            f"the manifest has {name!r:.80} of shape {shape!r:.80} where our model has {ours.name!r} of {list(ours.shape)}; "
+            "if it was built from a local folder, look whether that is the run's model (--base)"
+        )
         raise WireError(message)
 
     if len(joined) != HASH_BYTES * ours.piece_count:

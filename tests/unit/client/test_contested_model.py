@@ -11,8 +11,10 @@ import pytest
 from psyche_core.client.machine import announcements, scheduler
 from psyche_core.client.machine.actions import Notify
 from psyche_core.client.machine.epoch import EpochNotes, epoch_key
+from psyche_core.client.machine.events import ModelFetchFailed
 from psyche_core.client.machine.machine import ClientMachine
-from psyche_core.client.machine.replica import contested_model
+from psyche_core.client.machine.replica import contested_model, resync
+from psyche_core.client.machine.replica.resync_state import MAX_ATTEMPTS
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.state import Client, CoordinatorState, EpochEnd
 from psyche_core.simulator.members.keys import RUN_ID, identity_of
@@ -59,6 +61,20 @@ def test_a_fetched_model_that_few_offered_is_told(
     notes.resync.last_tried_slots = frozenset(offering)
     contested_model.warn_of_few_offers(client, notes, 8)
     assert [action.event for action in client.actions if isinstance(action, Notify)] == ([] if told is None else [told])
+
+
+def test_who_gives_up_says_why_the_last_fetch_failed() -> None:
+    """A client whose model folder was another one ended with: what the others offered did not help."""
+    machine = ClientMachine(identity_of(0), RUN_ID, sign=lambda _: bytes(64))
+    client = machine._state
+    client.state = state = in_warmup(ends=())
+    clients = tuple(member.id for member in state.epoch.clients)
+    client.notes = notes = EpochNotes(epoch_key(state), 1, clients, 0, 0.0, opened_at=-1)
+    resync.model_fetch_failed(client, ModelFetchFailed(8, "the manifest has 'a' of shape [2] where our model has 'a' of [1]"))
+    notes.resync.attempts = MAX_ATTEMPTS
+    resync.check_masters(client, state, notes)
+    assert client.stopped is not None
+    assert client.stopped.reason.endswith("did not help: the manifest has 'a' of shape [2] where our model has 'a' of [1]")
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
 
         _begin_resync(client, notes, reason)
     if repair.exhausted and not isinstance(client.work, FetchModel):
-        client.give_up(f"{repair.reason}, and what the others offered did not help")
+        why = "" if repair.failure is None else f": {repair.failure}"
+        client.give_up(f"{repair.reason}, and what the others offered did not help{why}")
         return
 
     due = masters_due(state)
@@ -169,6 +170,7 @@ def model_fetch_failed(client: MachineState, event: ModelFetchFailed) -> None:
     """Our masters are unchanged; that manifest may be tried again after a pause."""
     client.notify(telemetry.Problem("warning", event.reason))
     if client.notes is not None:
+        client.notes.resync.failure = event.reason
         client.notes.resync.fetch_failed(client.now, pause=client.timeouts.answer)
 
 

@@ -58,7 +58,7 @@ class Resync:
         offers: the offers received, by slot, ascending by step.
         refused: hashes of manifests that led to wrong masters.
         retry_at: by hash, manifests that could not be fetched, and until when they are not tried again.
-        failed_at: when a fetch last failed.
+        failed_at: when a fetch last failed; failure: why, a sentence.
         last_tried: hash of the last manifest tried; None if there is none, or if its failure was dealt with.
         last_tried_slots: the members that offered it then.
         matching: slots that had the same masters as we, when ours were still right. Their offers count.
@@ -79,6 +79,7 @@ class Resync:
     refused: set[bytes] = field(default_factory=set)
     retry_at: dict[bytes, float] = field(default_factory=dict)
     failed_at: float = 0.0
+    failure: str | None = None
     last_tried: bytes | None = None
     last_tried_slots: frozenset[int] = frozenset()
     matching: frozenset[int] = frozenset()
