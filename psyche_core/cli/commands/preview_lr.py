@@ -90,8 +90,10 @@ def turning_points(name: str, settings: dict[str, float]) -> dict[int, str]:
 
 
 def notes(name: str, settings: dict[str, float], total: int, cold_start: int) -> list[str]:
-    """What is easy to overlook: a schedule that ends before the run or after it, a warm-up at each cold start."""
+    """What is easy to overlook: a schedule that ends before the run or after it, a warm-up at each cold start, a huge rate."""
     found = []
+    if settings["base_lr"] > 1:
+        found.append(f"a learning rate of {settings['base_lr']:g} is far above what trains a model")
     end = max(turning_points(name, settings))
     if name != "Constant" and end < total:
         found.append(f"the schedule ends at step {end}; the run's steps after that keep the final rate up to step {total}")

@@ -114,6 +114,7 @@ def validate_config(state: Path, data_config: Path | None, disk: bool, base: Pat
 
     A file without run_id, as `run-manager update-config` takes it, is accepted. Notes say what was not checked.
     """
+    from psyche_core.cli.commands.preview_lr import notes as schedule_notes
     from psyche_core.plugins import PluginRegistry
     from psyche_core.server.disk_checks import Problem, check_disk
     from psyche_core.server.run_files import NAMELESS, load_run
@@ -128,7 +129,10 @@ def validate_config(state: Path, data_config: Path | None, disk: bool, base: Pat
 
     for line in files.summary():
         click.echo(line)
-    notes = [*(result.sentence for result in found), *files.unchecked]
+    llm, config = files.run.model.LLM, files.run.config
+    schedule = llm.lr_schedule
+    overlooked = schedule_notes(schedule.name, dict(schedule.settings or {}), config.total_steps, llm.cold_start_warmup_steps)
+    notes = [*(result.sentence for result in found), *files.unchecked, *overlooked]
     if files.run.run_id == NAMELESS:
         notes.append(
             "the file has no run_id, so it can only change the configuration of an existing run; a server needs a run_id"

@@ -183,6 +183,19 @@ def test_validate_config_says_which_part_it_did_not_check(psyche: Psyche, local_
     assert psyche("server", "validate-config", "--state", config / "state.toml").code == 2, "the address is read all the same"
 
 
+def test_validate_config_says_what_is_easy_to_overlook(psyche: Psyche, local_testnet: LocalTestnet) -> None:
+    config = local_testnet(total_steps=90)
+    text = (config / "state.toml").read_text()
+    assert text.count("total_steps = 90\n") == 2
+    (config / "state.toml").write_text(
+        text.replace("total_steps = 90\n", "total_steps = 4000\n", 1).replace("base_lr = 1.6e-3", "base_lr = 30.0")
+    )
+    result = psyche("server", "validate-config", "--state", config / "state.toml", "--no-disk")
+    assert result.code == 0, result.err
+    assert "note: the schedule ends at step 90; the run's steps after that keep the final rate up to step 4000" in result.out
+    assert "note: a learning rate of 30 is far above what trains a model" in result.out
+
+
 def test_validate_config_takes_what_update_config_takes(psyche: Psyche, local_testnet: LocalTestnet) -> None:
     """An owner's config.toml: [config] and [model], and no name."""
     config = local_testnet()
