@@ -203,6 +203,8 @@ def _sentence(event: events.Event) -> str:
             return f"{event.member} reports of step {event.step}: {event.task} {event.metric} {event.value:.4f}"
         case events.Leaving():
             last = " after saving a checkpoint" if event.saves else ""
+            if event.loading:
+                last = " as soon as it has loaded its model; there is nothing to save"
             return f"{event.signal}: leaving the run cleanly{last}; a second {event.signal} ends this process at once"
         case events.Problem():
             return f"{event.level}: {event.message}"

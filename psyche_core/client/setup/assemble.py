@@ -7,6 +7,7 @@ imported that the run does not use. Each module that is called says itself what 
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -156,7 +157,7 @@ async def train_client(
             ):
                 if beside is None:
                     tasks.start_soon(
-                        _leave_on_signal, runtime, lambda number: report(telemetry.Leaving(number.name, restorer is not None))
+                        _leave_on_signal, runtime, functools.partial(_report_leaving, report, runtime, saves=restorer is not None)
                     )
                 else:
                     tasks.start_soon(beside, runtime)
@@ -171,6 +172,13 @@ async def train_client(
 
         report(telemetry.Problem("warning", "starting over from what is on this client's disk"))
         await anyio.sleep(_ANEW_SECONDS)
+
+
+def _report_leaving(
+    report: Callable[[telemetry.Event], None], runtime: ClientRuntime, saves: bool, number: signal.Signals
+) -> None:
+    loading = runtime.resources is None
+    report(telemetry.Leaving(number.name, saves=saves and not loading, loading=loading))
 
 
 def _check_own(settings: ClientSettings) -> None:

@@ -87,10 +87,12 @@ class Leaving:
 
     Attributes:
         saves: whether it saves a last checkpoint.
+        loading: whether it has no model yet: it cannot end before what loads one is through, and saves nothing.
     """
 
     signal: str
     saves: bool
+    loading: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,13 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     (telemetry.StepApplied(0, 3, 3, 3, 0.2), "applied step 3: 3 of 3 results in 0.20 s"),
     (telemetry.Leaving("SIGINT", saves=False), "SIGINT: leaving the run cleanly; a second SIGINT ends this process at once"),
     (
+        telemetry.Leaving("SIGTERM", saves=False, loading=True),
+        (
+            "SIGTERM: leaving the run cleanly as soon as it has loaded its model; there is nothing to save; a second SIGTERM "
+            "ends this process at once"
+        ),
+    ),
+    (
         telemetry.Leaving("SIGTERM", saves=True),
         "SIGTERM: leaving the run cleanly after saving a checkpoint; a second SIGTERM ends this process at once",
     ),
