@@ -175,7 +175,7 @@ async def train_client(
 
 
 def _report_leaving(
-    report: Callable[[telemetry.Event], None], runtime: ClientRuntime, saves: bool, number: signal.Signals
+    report: Callable[[telemetry.Event], None], runtime: ClientRuntime, number: signal.Signals, *, saves: bool
 ) -> None:
     loading = runtime.resources is None
     report(telemetry.Leaving(number.name, saves=saves and not loading, loading=loading))
