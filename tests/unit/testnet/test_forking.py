@@ -100,9 +100,16 @@ async def test_without_the_fork_server_its_programs_go_on_and_others_are_started
 
 def children_of_ours() -> list[int]:
     """Ids of the child processes of all threads of this process that have not ended."""
-    told = (folder / "children" for folder in Path("/proc/self/task").iterdir())
-    found = [int(word) for file in told for word in file.read_text().split()]
-    return [each for each in found if "\nState:\tZ" not in Path(f"/proc/{each}/status").read_text()]
+    found = [int(word) for folder in Path("/proc/self/task").iterdir() for word in _text(folder / "children").split()]
+    return [each for each in found if "\nState:\t" in (status := _text(Path(f"/proc/{each}/status"))) and "\nState:\tZ" not in status]
+
+
+def _text(file: Path) -> str:
+    """What a file of a thread or process says; nothing once that has ended, as another test's may at any moment."""
+    try:
+        return file.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 async def test_who_leaves_while_it_waits_for_the_imports_leaves_no_process(
