@@ -61,6 +61,10 @@ class Choice:
         _check_plain(settings, at=name, depth=0)
         return cls(name, dict(settings))
 
+    def describe(self) -> str:
+        """Return it as text for people: `Hub owner/name 0a1b…`."""
+        return " ".join([self.name, *map(str, (self.settings or {}).values())])
+
     def to_toml(self) -> Any:
         """Return the TOML form. `parse` turns it back into an equal choice."""
         if self.settings is None:

@@ -105,7 +105,7 @@ class ChangeReporter:
                 case EpochSigned():
                     self._report(telemetry.EpochSigned(event.step, event.digest.hex()))
                 case WentBack():
-                    self._report(telemetry.WentBack(event.from_step, event.to_step, event.from_checkpoint))
+                    self._report(_went_back(state, event))
                 case ModelLost():
                     self.report_lost_model(state)
                 case StatementVoided():
@@ -159,3 +159,8 @@ def _repeated(state: CoordinatorState) -> str:
         f"no member of this warmup has the model after step {state.progress.step - 1}, but {joined} meanwhile: the warmup begins "
         "again with all of them, before the run goes back"
     )
+
+
+def _went_back(state: CoordinatorState, event: WentBack) -> telemetry.WentBack:
+    checkpoint = state.model.LLM.checkpoint.describe() if event.from_checkpoint else ""
+    return telemetry.WentBack(event.from_step, event.to_step, event.from_checkpoint, checkpoint=checkpoint)

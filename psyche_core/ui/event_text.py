@@ -216,7 +216,9 @@ def _sentence(event: events.Event) -> str:
 
 def _went_back(event: events.WentBack) -> str:
     """From where the run went back to where, and why."""
-    model = "stored checkpoint," if event.from_checkpoint else "members' model"
+    model = "members' model"
+    if event.from_checkpoint:
+        model = f"stored checkpoint {event.checkpoint}," if event.checkpoint else "stored checkpoint,"
     to = f"the {model} after step {event.to_step}"
     if event.by_owner:
         return f"the owner returned the run from step {event.from_step} to {to}; the later steps are trained again"

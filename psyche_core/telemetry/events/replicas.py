@@ -167,12 +167,14 @@ class WentBack:
     Attributes:
         from_checkpoint: whether it continues with the model of the stored checkpoint, instead of a model that members have.
         by_owner: whether the run's owner asked for it, whatever members have; None if a member cannot know that.
+        checkpoint: where that checkpoint is, for instance `Hub owner/name`; empty with a model that members have.
     """
 
     from_step: int
     to_step: int
     from_checkpoint: bool
     by_owner: bool | None = False
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

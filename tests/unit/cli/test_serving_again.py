@@ -192,9 +192,12 @@ def test_a_run_that_lost_nothing_is_not_served_first(local_testnet: Any, tmp_pat
 @pytest.mark.anyio
 async def test_its_owner_lets_it_go_on_from_the_stored_checkpoint(local_testnet: Any, tmp_path: Path) -> None:
     events: list[Event] = []
+    folder = local_testnet()
     with anyio.fail_after(60):
-        await saved_run(local_testnet(), tmp_path / "saved", model_lost=True, events=events, restart_from_checkpoint=True)
-    assert [event for event in events if isinstance(event, WentBack)] == [WentBack(6, 0, from_checkpoint=True)]
+        await saved_run(folder, tmp_path / "saved", model_lost=True, events=events, restart_from_checkpoint=True)
+    there = load_run(folder / "state.toml", folder / "data.toml", PluginRegistry.discover()).run.model.LLM.checkpoint.describe()
+    assert there.startswith("Hub ")
+    assert [event for event in events if isinstance(event, WentBack)] == [WentBack(6, 0, from_checkpoint=True, checkpoint=there)]
 
 
 @pytest.mark.anyio

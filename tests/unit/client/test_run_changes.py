@@ -73,13 +73,13 @@ MAYBE = "its owner asked for it, or no member had a later model"
     ("before", "after", "said"),
     [
         (LACKING, at(46, 1223, generation=1), f"{GONE} with the members' model after step 1222, and"),
-        (LACKING, at(46, 61, generation=1, from_checkpoint=True), f"{GONE} from the stored checkpoint, after step 60, and"),
+        (LACKING, at(46, 61, generation=1, from_checkpoint=True), f"{GONE} from the stored checkpoint Dummy none, after step 60, and"),
         (replace(PAUSED, model_lost=True), at(46, 1, generation=1, from_checkpoint=True), f"{GONE} from the stored checkpoint,"),
         (PAUSED, at(46, 1223, generation=1), "the owner returned the run from step 1312 to the members' model after step 1222;"),
         (
             PAUSED,
             at(46, 9, generation=1, from_checkpoint=True),
-            "from step 1312 to the stored checkpoint, after step 8; the later",
+            "from step 1312 to the stored checkpoint Dummy none, after step 8; the later",
         ),
         (at(46, 1313), at(46, 1223, generation=1), f"from step 1312 to the members' model after step 1222 ({MAYBE}), and"),
         (LACKING, playing(47, 1231, 8, Client(US), generation=2), f"{GONE} with the members' model after step 1222, and"),

@@ -197,6 +197,13 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         ),
     ),
     (
+        telemetry.WentBack(63, 0, from_checkpoint=True, checkpoint="Hub /models/of ours"),
+        (
+            "WENT BACK: no member had the model after step 63; the run continues from the stored checkpoint Hub /models/of ours, "
+            "after step 0, and trains the later steps again"
+        ),
+    ),
+    (
         telemetry.WentBack(63, 60, from_checkpoint=False, by_owner=True),
         (
             "WENT BACK: the owner returned the run from step 63 to the members' model after step 60; the later steps are trained "

@@ -111,11 +111,11 @@ def answered(client: MachineState, command: Checkpoint, code: str | None) -> Non
 
     storage.closed = True
     if code is None:
-        client.notify(telemetry.CheckpointStored(storage.step, _shown(storage.location)))
+        client.notify(telemetry.CheckpointStored(storage.step, Choice.parse(storage.location).describe()))
     else:
         client.notify(
             telemetry.Problem(
-                "warning", f"the coordinator does not refer to the model stored at {_shown(storage.location)}: {code}"
+                "warning", f"the coordinator does not refer to the model stored at {Choice.parse(storage.location).describe()}: {code}"
             )
         )
 
@@ -124,8 +124,3 @@ def busy(client: MachineState) -> bool:
     """Whether leaving now would waste an upload in progress."""
     return client.upload is not None and not client.upload.closed
 
-
-def _shown(location: object) -> str:
-    """A location as text for people: `Hub owner/name 0a1b…`."""
-    choice = Choice.parse(location)
-    return " ".join([choice.name, *map(str, (choice.settings or {}).values())])

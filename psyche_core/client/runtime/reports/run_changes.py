@@ -85,7 +85,11 @@ def went_back(previous: CoordinatorState, state: CoordinatorState) -> telemetry.
 
     from_checkpoint = state.from_checkpoint
     return telemetry.WentBack(
-        before.step - 1, begins_at - 1, from_checkpoint=from_checkpoint, by_owner=_by_owner(previous, from_checkpoint)
+        before.step - 1,
+        begins_at - 1,
+        from_checkpoint=from_checkpoint,
+        by_owner=_by_owner(previous, from_checkpoint),
+        checkpoint=state.model.LLM.checkpoint.describe() if from_checkpoint else "",
     )
 
 
