@@ -44,8 +44,8 @@ STOP_TIMEOUT = 60.0
 """Virtual seconds after the run's end within which every honest member must have stopped."""
 
 STRAGGLER_RATIO = 1.15
-"""A member may be left behind if its training takes this many times as long as every other member's. It gets 15 % of the epoch's time
-(F16), from which the time that its results and words are under way is taken, too."""
+"""A member may be left behind if its training takes this many times as long as every other member's. It gets 15 % of the
+epoch's time (F16), from which the time that its results and words are under way is taken, too."""
 
 RECOVERY = 15.0
 """Virtual seconds that a member may need after its start until others can get what it holds."""

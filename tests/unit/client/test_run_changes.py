@@ -73,8 +73,16 @@ MAYBE = "its owner asked for it, or no member had a later model"
     ("before", "after", "said"),
     [
         (LACKING, at(46, 1223, generation=1), f"{GONE} with the members' model after step 1222, and"),
-        (LACKING, at(46, 61, generation=1, from_checkpoint=True), f"{GONE} from the stored checkpoint Dummy none, after step 60, and"),
-        (replace(PAUSED, model_lost=True), at(46, 1, generation=1, from_checkpoint=True), f"{GONE} from the stored checkpoint,"),
+        (
+            LACKING,
+            at(46, 61, generation=1, from_checkpoint=True),
+            f"{GONE} from the stored checkpoint Dummy none, after step 60,",
+        ),
+        (
+            replace(PAUSED, model_lost=True),
+            at(46, 1, generation=1, from_checkpoint=True),
+            f"{GONE} from the stored checkpoint Dummy none,",
+        ),
         (PAUSED, at(46, 1223, generation=1), "the owner returned the run from step 1312 to the members' model after step 1222;"),
         (
             PAUSED,

@@ -110,17 +110,13 @@ def answered(client: MachineState, command: Checkpoint, code: str | None) -> Non
         return
 
     storage.closed = True
+    place = Choice.parse(storage.location).describe()
     if code is None:
-        client.notify(telemetry.CheckpointStored(storage.step, Choice.parse(storage.location).describe()))
+        client.notify(telemetry.CheckpointStored(storage.step, place))
     else:
-        client.notify(
-            telemetry.Problem(
-                "warning", f"the coordinator does not refer to the model stored at {Choice.parse(storage.location).describe()}: {code}"
-            )
-        )
+        client.notify(telemetry.Problem("warning", f"the coordinator does not refer to the model stored at {place}: {code}"))
 
 
 def busy(client: MachineState) -> bool:
     """Whether leaving now would waste an upload in progress."""
     return client.upload is not None and not client.upload.closed
-
