@@ -21,7 +21,7 @@ from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.rounds.waiting import WaitingBudget
 from psyche_core.coordinator import checkpoints, history, transitions
 from psyche_core.coordinator.commands import ClientsExited, Equivocation, Event, Join, WarmupWitness
-from psyche_core.coordinator.lifecycle import epochs, rounds, statements, warmup
+from psyche_core.coordinator.lifecycle import epochs, round_timing, rounds, statements, warmup
 from psyche_core.coordinator.membership import equivocation, exits, members, missed_duties
 from psyche_core.coordinator.round import requeue
 from psyche_core.coordinator.round import witness as votes
@@ -272,6 +272,26 @@ def warmup_waits_for_everybody(patch: Patch) -> None:
     """Warmup waits its whole time for who does nothing."""
     patch.setattr(warmup, "_grace_is_over", lambda *_: False)
     patch.setattr(warmup, "_waited_for", lambda state: set(state.healthy_slots))
+
+
+def who_says_that_it_lacks_the_model_is_excused(patch: Patch) -> None:
+    """F17: its score stays as it is, though others had the model."""
+    original = warmup._with_unready_recorded
+
+    def record(state: CoordinatorState, *, late: Iterable[int], ready: Iterable[int]) -> CoordinatorState:
+        return original(state, late=set(late).difference(state.epoch.lacking), ready=ready)
+
+    patch.setattr(warmup, "_with_unready_recorded", record)
+
+
+def one_warmup_in_time_forgives_one_that_was_not(patch: Patch) -> None:
+    """F17: a member that is not ready in every other warmup is waited for in each."""
+    patch.setattr(warmup, "_READY", warmup._UNREADY)
+
+
+def who_came_back_in_a_round_is_waited_for(patch: Patch) -> None:
+    """F16: a witness that left and returned in the round holds it up with its silence."""
+    patch.setattr(round_timing, "is_accountable", lambda client, _: client.state is ClientState.Healthy)
 
 
 def older_ends_are_said_as_they_are(patch: Patch) -> None:

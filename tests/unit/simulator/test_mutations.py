@@ -34,6 +34,7 @@ LONE_SEEDS = 2
 class Mutation:
     """faults: under which it matters. caught: invariants of which one has to break. lone: seen in long runs with one liar.
     first: the first seed. found: a script in `found` that is played with these seeds, where random runs seldom get that far.
+    epoch: rounds of an epoch of such a long run, 0 for the usual number. Some lies cost time in each warmup, or a few times.
     """
 
     apply: Callable[[Patch], None]
@@ -42,6 +43,7 @@ class Mutation:
     lone: bool = False
     first: int = 0
     found: str = ""
+    epoch: int = 0
 
 
 MUTATIONS = (
@@ -117,6 +119,12 @@ MUTATIONS = (
              lone=True, first=505),
     Mutation(undo.members_gossip_once_a_second, ("selective-finished",), ("a-liar-costs-little-time",), lone=True, first=500),
     Mutation(undo.warmup_waits_for_everybody, ("idle-joiners",), ("a-liar-costs-little-time",), lone=True),
+    Mutation(undo.who_says_that_it_lacks_the_model_is_excused, ("lacks-model",), ("a-liar-costs-little-time",), lone=True,
+             epoch=8),
+    Mutation(undo.one_warmup_in_time_forgives_one_that_was_not, ("unready-every-other",), ("a-liar-costs-little-time",),
+             lone=True, epoch=8),
+    Mutation(undo.who_came_back_in_a_round_is_waited_for, ("leaves-and-returns",), ("a-liar-costs-little-time",), lone=True,
+             epoch=8),
 )  # fmt: skip
 
 
@@ -129,7 +137,8 @@ def played(mutation: Mutation, seed: int) -> SimFailure | None:
         return run_script(generate(seed, kinds=mutation.faults, rounds=12)).failure
 
     script = lone_liar(mutation.faults[0], members=8, seed=seed)
-    script = replace(script, shape=replace(script.shape, warmup_time=30))
+    rounds = mutation.epoch or script.shape.rounds_per_epoch
+    script = replace(script, shape=replace(script.shape, warmup_time=30, rounds_per_epoch=rounds))
     result = run_script(script)
     return result.failure or too_slow(script, result)
 
@@ -150,7 +159,9 @@ def test_a_broken_protocol_is_caught(mutation: Mutation, monkeypatch: pytest.Mon
     pytest.fail(f"{SEEDS} runs did not notice")
 
 
-UNBROKEN = {(mutation.faults, mutation.lone, mutation.first, mutation.found): mutation for mutation in reversed(MUTATIONS)}
+UNBROKEN = {
+    (mutation.faults, mutation.lone, mutation.first, mutation.found, mutation.epoch): mutation for mutation in reversed(MUTATIONS)
+}
 """One mutation for each set of runs, since without mutations equal scripts are equal runs."""
 
 
