@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import ipaddress
 import logging
 import socket
 from collections import Counter
@@ -20,6 +19,7 @@ import anyio
 import anyio.lowlevel
 
 from psyche_core.open_files import allow_open_files
+from psyche_core.rate_limit import address_block
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
 
 _OTHER_FILES = 1024
@@ -60,7 +60,7 @@ class Places:
 
     def enter(self, host: str) -> Visit | None:
         """Take a place for a connection from this host; None if there is none."""
-        place = _place_of(host)
+        place = address_block(host)
         crowded = self._taken[place] >= self._limits.per_address
         if crowded or self._taken.total() >= self._limits.connections:
             leaving = (visit for visit in self._asking_nothing if visit.idle and (visit.place == place or not crowded))
@@ -185,17 +185,3 @@ async def welcome(listening: socket.socket, limits: VisitorLimits, speaker: Spea
             visit.left()
             if not isinstance(error, OSError):
                 raise
-
-
-def _place_of(host: str) -> str:
-    """What counts as one address: the IPv4 address, or the /64 network of an IPv6 address."""
-    try:
-        ip = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-
-    if isinstance(ip, ipaddress.IPv6Address):
-        if ip.ipv4_mapped is None:
-            return str(ipaddress.ip_network((ip, 64), strict=False))
-        ip = ip.ipv4_mapped
-    return str(ip)

@@ -81,32 +81,3 @@ class Limits:
     data_burst: float = 2000.0
     data_alive_seconds: float = 3.0
     data_idle_seconds: float = 60.0
-
-
-class TokenBucket:
-    """Allows `burst` tokens at once and `rate` per second in the long run."""
-
-    def __init__(self, *, rate: float, burst: float, now: float) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._tokens = burst
-        self._filled = now
-
-    def take(self, now: float, cost: float = 1.0) -> float:
-        """Take `cost` tokens in any case; returns the seconds to wait before reading more, 0 while there are tokens left."""
-        self._fill(now)
-        self._tokens -= cost
-        return max(0.0, -self._tokens / self._rate)
-
-    def try_take(self, now: float) -> float:
-        """Take one token if there is one and return 0; else take none and return the seconds until there is one."""
-        self._fill(now)
-        if self._tokens < 1.0:
-            return (1.0 - self._tokens) / self._rate
-
-        self._tokens -= 1.0
-        return 0.0
-
-    def _fill(self, now: float) -> None:
-        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._filled) * self._rate)
-        self._filled = now

@@ -20,6 +20,7 @@ from psyche_core.interfaces.transport import Incoming, Opened, PeerPath, Transpo
 from psyche_core.p2p.blob_store import BlobStore, sha256
 from psyche_core.p2p.message_log import MessageLog
 from psyche_core.p2p.offers import Offer, OfferBook
+from psyche_core.rate_limit import TokenBucket
 from psyche_core.wire.frames import FrameDecoder
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.addresses.peer_address import INSTANCE_BYTES, PeerAddress
@@ -28,7 +29,7 @@ from psyche_p2p_quic.blobs.exchange import BlobExchange
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.control_protocol import ControlProtocol
 from psyche_p2p_quic.connections.mesh import Mesh
-from psyche_p2p_quic.connections.rates import Remembered, TokenBucket
+from psyche_p2p_quic.connections.rates import Remembered
 from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.endpoint.links import Link, Stream
@@ -79,7 +80,7 @@ class QuicTransport(Transport):
         self._address = b""
         self._relays_chosen = 0
         rate, burst = self._settings.requests_per_second, self._settings.request_burst
-        self._requests = Remembered(lambda: TokenBucket(per_second=rate, burst=burst))
+        self._requests = Remembered(lambda: TokenBucket(rate, burst=burst))
         self._problems: tuple[str, ...] = ()
         self._member = False  # whether we are among the peers that we were told
         self._endpoint: Endpoint | None = None

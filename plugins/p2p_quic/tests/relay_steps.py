@@ -20,9 +20,7 @@ SMALL = RelayLimits(queue_packets=4, queue_bytes=4000, total_queue_bytes=6000, m
 
 def make_router(access: Access | None = None, limits: RelayLimits = SMALL) -> Router:
     numbers = itertools.count()
-    return Router(
-        access or OpenAccess(), limits=limits, now=0.0, nonce=lambda: next(numbers).to_bytes(16, "big"), jitter=lambda: 0.5
-    )
+    return Router(access or OpenAccess(), limits=limits, nonce=lambda: next(numbers).to_bytes(16, "big"), jitter=lambda: 0.5)
 
 
 def upgrade_request(version: str = "iroh-relay-v2", token: str = "") -> bytes:

@@ -16,20 +16,10 @@ from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.connections import rates
 from psyche_p2p_quic.connections.control_frames import Hello
-from psyche_p2p_quic.connections.rates import Remembered, TokenBucket
+from psyche_p2p_quic.connections.rates import Remembered
 from psyche_p2p_quic.connections.session import LARGE_BYTES
 from psyche_p2p_quic.endpoint.links import Link, LinkLost
 from psyche_p2p_quic.transport import QuicTransport
-
-
-def test_a_burst_is_free_and_further_tokens_take_their_time() -> None:
-    bucket = TokenBucket(per_second=2, burst=3)
-    assert [bucket.take(10.0) for _ in range(5)] == [0.0, 0.0, 0.0, 0.5, 1.0]
-    assert bucket.wait(10.0) == 1.5
-    assert bucket.wait(11.5) == 0.0
-    bucket.give_back(100)
-    assert [bucket.take(11.5) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]  # never more than the burst
-    assert bucket.take(1000.0, 4) == 0.5
 
 
 def test_what_is_kept_for_a_peer_is_bounded_and_the_least_used_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:

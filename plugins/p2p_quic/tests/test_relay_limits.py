@@ -22,7 +22,7 @@ from plugins.p2p_quic.tests.relay_steps import (
 from psyche_p2p_quic.relay.access import MemberAccess
 from psyche_p2p_quic.relay.admission import AddressCounter, Waiting
 from psyche_p2p_quic.relay.connection import Client, Phase
-from psyche_p2p_quic.relay.limits import RelayLimits, TokenBucket
+from psyche_p2p_quic.relay.limits import RelayLimits
 
 
 def test_a_full_queue_drops_the_newest_packets_and_the_total_is_bounded() -> None:
@@ -83,10 +83,6 @@ def test_the_total_rate_pauses_everybody() -> None:
     alice.receive(batch(BOB, 1500), 0.0)
     bob.receive(batch(ALICE, 100), 0.0)
     assert 0.0 < alice.paused_until < bob.paused_until < 1.0
-
-
-def test_a_bucket_without_a_rate_never_pauses() -> None:
-    assert TokenBucket(None, burst_seconds=1.0, now=0.0).take(10**12, 0.0) == 0.0
 
 
 def test_addresses_are_counted_by_household() -> None:

@@ -60,7 +60,7 @@ def mutate(data: bytes, random: Random) -> bytes:
 
 
 def TARGET(data: bytes) -> None:
-    router = Router(OpenAccess(), limits=_LIMITS, now=0.0, nonce=lambda: _NONCE, jitter=lambda: 0.0)
+    router = Router(OpenAccess(), limits=_LIMITS, nonce=lambda: _NONCE, jitter=lambda: 0.0)
     client = Client(router, "192.0.2.1", 0.0)
     stage = data[0] % 3 if data else 0
     stream = b"".join((b"", _REQUEST, _REQUEST + _message(_ANSWER))[stage : stage + 1]) + data[1:]

@@ -23,30 +23,15 @@ keys is remembered; the one unseen for longest is forgotten first. An address is
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from psyche_backend_tcp.connections.login import LoginRefused
-from psyche_backend_tcp.limits import Limits, TokenBucket
+from psyche_backend_tcp.limits import Limits
+from psyche_core.rate_limit import TokenBucket, address_block
 
 REMEMBERED_KEYS = 1024
-
-
-def origin(host: str) -> str:
-    """What counts as one address: the IPv4 address, or the /64 network of an IPv6 address."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False))
-
-    return str(address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +85,7 @@ class Admission:
 
     def knock(self, number: int, host: str) -> int | None:
         """A connection arrived; numbers increase. Returns the number of the silent one to end for it (maybe itself), or None."""
-        place = origin(host)
+        place = address_block(host)
         self._silent[number] = place
         self._silent_at[place] += 1
         if len(self._silent) <= self._limits.max_silent:
@@ -173,7 +158,7 @@ class Admission:
             message = f"{public.hex()} is not on this server's list of keys that may take part; ask the run's owner to add it"
             raise LoginRefused("NotAllowed", message)
 
-        pause = self._login_bucket(public, now).try_take(now)
+        pause = self._login_bucket(public).try_take(now)
         if pause > 0:
             raise LoginRefused("RateLimited", f"this key logs in too often; try again in {pause:.1f} s")
 
@@ -194,10 +179,10 @@ class Admission:
         if not self._inside[public]:
             del self._inside[public]
 
-    def _login_bucket(self, public: bytes, now: float) -> TokenBucket:
+    def _login_bucket(self, public: bytes) -> TokenBucket:
         bucket = self._logins.pop(public, None)
         if bucket is None:
-            bucket = TokenBucket(rate=self._limits.logins_per_second, burst=self._limits.login_burst, now=now)
+            bucket = TokenBucket(self._limits.logins_per_second, burst=self._limits.login_burst)
             if len(self._logins) >= REMEMBERED_KEYS:
                 self._logins.popitem(last=False)
         self._logins[public] = bucket

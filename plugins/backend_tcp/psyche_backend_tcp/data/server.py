@@ -26,10 +26,11 @@ from psyche_backend_tcp.data.protocol import (
     decode_client,
 )
 from psyche_backend_tcp.data.server_state import DataServerState
-from psyche_backend_tcp.limits import Limits, TokenBucket
+from psyche_backend_tcp.limits import Limits
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import WireError
 from psyche_core.interfaces.data import DataProvider, Samples
+from psyche_core.rate_limit import TokenBucket
 from psyche_core.types import BatchId, NodeIdentity, total_samples
 from psyche_core.wire.signing import SecretKey
 
@@ -156,8 +157,8 @@ class _Visit:
 
     async def _read_requests(self) -> None:
         limits, now = self._limits, anyio.current_time()
-        requests = TokenBucket(rate=limits.data_requests_per_second, burst=limits.data_burst, now=now)
-        sizes = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=now)
+        requests = TokenBucket(limits.data_requests_per_second, burst=limits.data_burst)
+        sizes = TokenBucket(limits.bytes_per_second, burst=limits.burst_bytes)
         while True:
             if self._answers.full:  # stop reading from a peer with too many requests
                 await self._changed.wait()

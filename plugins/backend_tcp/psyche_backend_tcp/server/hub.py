@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from psyche_backend_tcp import protocol
-from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES, Limits, TokenBucket
+from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES, Limits
 from psyche_backend_tcp.server.attendance import Attendance
 from psyche_backend_tcp.server.documents import Documents, Draft
 from psyche_backend_tcp.server.hosted_state import ClockTime, HostedState
@@ -27,6 +27,7 @@ from psyche_core.coordinator.commands import Command, Event, Join, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.interfaces.command_codec import decode_command
+from psyche_core.rate_limit import TokenBucket
 from psyche_core.types import NodeIdentity, RunState, WitnessMetadata
 
 logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
@@ -174,7 +175,7 @@ class Hub:
         """
         number = self._next_number
         self._next_number += 1
-        entry = self._key_records.known(identity.signer, now.monotonic)
+        entry = self._key_records.known(identity.signer)
         if entry.connection is not None:
             self._send_bye(entry.connection, "Replaced", _REPLACED)
 
@@ -182,7 +183,7 @@ class Hub:
         entry.lost_at = None
         entry.restored = False
         limits = self._limits
-        bucket = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=now.monotonic)
+        bucket = TokenBucket(limits.bytes_per_second, burst=limits.burst_bytes)
         self._connections[number] = OpenConnection(
             identity, bucket, received_at=now.monotonic, pinged_at=now.monotonic, known=self._documents.named(known)
         )

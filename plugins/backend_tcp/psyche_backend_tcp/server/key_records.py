@@ -11,8 +11,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from psyche_backend_tcp.limits import Limits, TokenBucket
+from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.protocol import Answer
+from psyche_core.rate_limit import TokenBucket
 
 REMEMBERED_ANSWERS = 32
 
@@ -57,18 +58,18 @@ class KeyRecords:
         """The record of a key, None if there is none."""
         return self._entries.get(signer)
 
-    def known(self, signer: bytes, now: float) -> KeyRecord:
+    def known(self, signer: bytes) -> KeyRecord:
         """The record of a key; made if there is none."""
         entry = self._entries.get(signer)
         if entry is None:
-            bucket = TokenBucket(rate=self._limits.requests_per_second, burst=self._limits.burst, now=now)
+            bucket = TokenBucket(self._limits.requests_per_second, burst=self._limits.burst)
             entry = self._entries[signer] = KeyRecord(bucket)
         return entry
 
     def restore(self, addresses: Mapping[bytes, bytes], members: Collection[bytes], now: float) -> None:
         """After a restart: all members count as lost since `now`, with the addresses they had published."""
         for signer in members:
-            entry = self.known(signer, now)
+            entry = self.known(signer)
             entry.lost_at = now
             entry.restored = True
             entry.address = addresses.get(signer)

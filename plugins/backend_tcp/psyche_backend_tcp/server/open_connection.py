@@ -10,9 +10,10 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field
 
-from psyche_backend_tcp.limits import SERVER_FRAME, TokenBucket
+from psyche_backend_tcp.limits import SERVER_FRAME
 from psyche_backend_tcp.protocol import Bye, Heartbeat, encode_server
 from psyche_backend_tcp.server.documents import Document, Documents
+from psyche_core.rate_limit import TokenBucket
 from psyche_core.types import NodeIdentity
 
 logger: logging.Logger = logging.getLogger("psyche.backend.tcp")

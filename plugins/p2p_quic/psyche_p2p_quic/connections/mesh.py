@@ -22,6 +22,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from psyche_core.errors import TransportError, WireError
+from psyche_core.rate_limit import TokenBucket
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.text_safety import printable
 from psyche_core.wire.frames import FrameDecoder, frame
@@ -30,7 +31,7 @@ from psyche_p2p_quic.connections import control_frames, session
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.dial_budget import DialBudget
 from psyche_p2p_quic.connections.dial_ranges import may_dial
-from psyche_p2p_quic.connections.rates import Remembered, TokenBucket
+from psyche_p2p_quic.connections.rates import Remembered
 from psyche_p2p_quic.connections.reputation import Reputation
 from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
@@ -79,7 +80,7 @@ class Mesh:
         self._undialable = Remembered(RepeatedProblem)
         self._hasty = Remembered(RepeatedProblem)
         per_second, burst = settings.sessions_per_minute / 60, settings.session_burst
-        self._entries = Remembered(lambda: TokenBucket(per_second=per_second, burst=burst))
+        self._entries = Remembered(lambda: TokenBucket(per_second, burst=burst))
         self._handshakes = 0
         self._relayed: frozenset[bytes] = frozenset()
         self._relayed_at = -math.inf

@@ -1,4 +1,4 @@
-"""How often a peer may do something, and what is kept for each peer. Pure; the caller passes the time."""
+"""What is kept for each peer, for instance how often it may do something. Pure."""
 
 from __future__ import annotations
 
@@ -29,33 +29,3 @@ class Remembered(Generic[_Kept]):
         if len(self._kept) > REMEMBERED_PEERS:
             self._kept.popitem(last=False)
         return self._kept[peer]
-
-
-class TokenBucket:
-    """`burst` tokens at once, and `per_second` more each second."""
-
-    def __init__(self, *, per_second: float, burst: float) -> None:
-        self._per_second = per_second
-        self._burst = burst
-        self._left = burst
-        self._at: float | None = None
-
-    def take(self, now: float, count: float = 1.0) -> float:
-        """Take tokens, also those that are yet to come. Returns the seconds until they have come."""
-        self._fill(now)
-        self._left -= count
-        return max(0.0, -self._left / self._per_second)
-
-    def wait(self, now: float) -> float:
-        """Seconds until there is a token."""
-        self._fill(now)
-        return max(0.0, (1.0 - self._left) / self._per_second)
-
-    def give_back(self, count: float) -> None:
-        """Return tokens that were not used."""
-        self._left += count
-
-    def _fill(self, now: float) -> None:
-        since = 0.0 if self._at is None else max(0.0, now - self._at)
-        self._left = min(self._burst, self._left + since * self._per_second)
-        self._at = now

@@ -17,9 +17,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from psyche_core.errors import TransportError, WireError
+from psyche_core.rate_limit import TokenBucket
 from psyche_core.wire.frames import FrameDecoder, frame
 from psyche_p2p_quic.connections.control_protocol import ControlProtocol, PeerSilent
-from psyche_p2p_quic.connections.rates import TokenBucket
 from psyche_p2p_quic.endpoint.links import Link, LinkLost, Path, Stream
 from psyche_p2p_quic.settings import QuicSettings
 

@@ -6,10 +6,14 @@ them come goes; so others can fill these places, and still keep out nobody who c
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from psyche_core.rate_limit import address_block
+
+_HOUSEHOLD_BITS = 56
+"""Of the IPv6 network that a provider gives to one household."""
 
 _Connection = TypeVar("_Connection", bound=Hashable)
 
@@ -44,7 +48,7 @@ class Admission(Generic[_Connection]):
         if self._addresses.is_too_fast(host, now):
             return False, None
 
-        place = place_of(host)
+        place = address_block(host, ipv6_bits=_HOUSEHOLD_BITS)
         crowded = self._waiting.oldest(place) if self._addresses.is_full(host) else None
         if len(self._waiting) >= self._most_waiting or self._addresses.total >= self._most:
             crowded = crowded or self._waiting.oldest_of_most()
@@ -100,7 +104,7 @@ class AddressCounter:
 
     def enter(self, host: str, now: float) -> str | None:
         """Count a connection; its key for `leave`, or None if it is one too many."""
-        key = place_of(host)
+        key = address_block(host, ipv6_bits=_HOUSEHOLD_BITS)
         place = self._places.get(key)
         if place is None:
             self._make_room(now)
@@ -117,12 +121,12 @@ class AddressCounter:
 
     def is_too_fast(self, host: str, now: float) -> bool:
         """Whether that address may make no new connection now, however many it has."""
-        place = self._places.get(place_of(host))
+        place = self._places.get(address_block(host, ipv6_bits=_HOUSEHOLD_BITS))
         return place is not None and place.allowed + (now - place.at) * self._rate < 1
 
     def is_full(self, host: str) -> bool:
         """Whether that address has as many connections as it may have."""
-        place = self._places.get(place_of(host))
+        place = self._places.get(address_block(host, ipv6_bits=_HOUSEHOLD_BITS))
         return place is not None and place.count >= self._most_per_address
 
     def excuse(self, key: str) -> None:
@@ -211,16 +215,3 @@ class Waiting(Generic[_Connection]):
                 del self._sizes[before]
         if now:
             self._sizes.setdefault(now, {})[place] = None
-
-
-def place_of(host: str) -> str:
-    """What counts as one address: an IPv4 address, or the network of 56 bits of an IPv6 address."""
-    try:
-        ip = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(ip, ipaddress.IPv6Address):
-        if ip.ipv4_mapped is None:
-            return str(ipaddress.ip_network((ip, 56), strict=False))
-        ip = ip.ipv4_mapped
-    return str(ip)

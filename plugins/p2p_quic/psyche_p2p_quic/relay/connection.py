@@ -16,8 +16,9 @@ from collections import deque
 from typing import Protocol
 
 from psyche_core.errors import WireError
+from psyche_core.rate_limit import TokenBucket
 from psyche_p2p_quic.relay.access import Access, Verdict
-from psyche_p2p_quic.relay.limits import RelayLimits, TokenBucket
+from psyche_p2p_quic.relay.limits import RelayLimits
 from psyche_p2p_quic.relay.metrics import Counters
 from psyche_p2p_quic.relay.protocol import frames
 from psyche_p2p_quic.relay.protocol.handshake import WELCOME, Challenge, denial
@@ -242,7 +243,7 @@ class Client:
             case Verdict.ALLOW if self.phase is Phase.WAITING:
                 self.phase = Phase.CONNECTED
                 self.heard_at = now
-                self._bucket = TokenBucket(self._limits.client_rate, burst_seconds=self._limits.burst_seconds, now=now)
+                self._bucket = self._limits.rate_of(self._limits.client_rate)
                 self.queue_control(WELCOME)
                 self._relay.connect(self, now)
             case Verdict.DENY if self.phase is Phase.WAITING:
@@ -259,7 +260,7 @@ class Client:
     def _heed_rates(self, count: int, now: float) -> None:
         """Say for how long nothing more may be read."""
         assert self._bucket is not None
-        pause = max(self._bucket.take(count, now), self._relay.total_bucket.take(count, now))
+        pause = max(self._bucket.take(now, count), self._relay.total_bucket.take(now, count))
         if pause <= 0:
             return
 

@@ -1,9 +1,10 @@
-"""What one client, one address and all together may use of a relay: the limits, and a bucket that holds a rate. Pure."""
+"""What one client, one address and all together may use of a relay. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psyche_core.rate_limit import TokenBucket
 from psyche_p2p_quic.relay.protocol.frames import MAX_FRAME_BYTES
 
 
@@ -53,26 +54,6 @@ class RelayLimits:
         """Most connections that have not proved an id, or are not admitted."""
         return max(1, self.connections - self.clients)
 
-
-class TokenBucket:
-    """A rate with a burst. rate: units per second, None for no limit."""
-
-    __slots__ = ("_at", "_burst", "_level", "_rate")
-
-    def __init__(self, rate: float | None, *, burst_seconds: float, now: float) -> None:
-        self._rate = rate
-        self._burst = self._level = (rate or 0.0) * burst_seconds
-        self._at = now
-
-    def ready(self, now: float) -> bool:
-        """Whether another unit may come now."""
-        return self._rate is None or min(self._burst, self._level + (now - self._at) * self._rate) >= 1
-
-    def take(self, count: int, now: float) -> float:
-        """Use `count` units that have come already; for how many seconds no more may come."""
-        if self._rate is None:
-            return 0.0
-
-        self._level = min(self._burst, self._level + (now - self._at) * self._rate) - count
-        self._at = now
-        return max(0.0, -self._level / self._rate)
+    def rate_of(self, rate: float | None) -> TokenBucket:
+        """Return a bucket for one of the rates, with this burst."""
+        return TokenBucket(rate, burst=(rate or 0.0) * self.burst_seconds)

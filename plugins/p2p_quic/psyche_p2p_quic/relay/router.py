@@ -6,9 +6,10 @@ import random
 import secrets
 from collections.abc import Callable
 
+from psyche_core.rate_limit import TokenBucket
 from psyche_p2p_quic.relay.access import Access, Verdict
 from psyche_p2p_quic.relay.connection import Client, Phase
-from psyche_p2p_quic.relay.limits import RelayLimits, TokenBucket
+from psyche_p2p_quic.relay.limits import RelayLimits
 from psyche_p2p_quic.relay.metrics import Counters
 from psyche_p2p_quic.relay.protocol import frames
 from psyche_p2p_quic.relay.protocol.handshake import NONCE_BYTES
@@ -28,7 +29,6 @@ class Router:
         access: Access,
         *,
         limits: RelayLimits,
-        now: float,
         pages: Pages | None = None,
         nonce: Callable[[], bytes] = lambda: secrets.token_bytes(NONCE_BYTES),
         jitter: Callable[[], float] = random.random,
@@ -39,7 +39,7 @@ class Router:
         self._nonce = nonce
         self._jitter = jitter
         self.counters: Counters = Counters()
-        self.total_bucket: TokenBucket = TokenBucket(limits.total_rate, burst_seconds=limits.burst_seconds, now=now)
+        self.total_bucket: TokenBucket = limits.rate_of(limits.total_rate)
         self.queued_bytes = 0
         self.dirty: list[Client] = []
         self._clients: dict[bytes, list[Client]] = {}  # the last one of an id gets its traffic

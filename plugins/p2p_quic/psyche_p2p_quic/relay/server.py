@@ -16,10 +16,11 @@ from types import TracebackType
 from typing import Self
 
 from psyche_core.errors import UserError
+from psyche_core.rate_limit import TokenBucket
 from psyche_p2p_quic.relay.access import Access
 from psyche_p2p_quic.relay.admission import Admission
 from psyche_p2p_quic.relay.connection import Client, Phase
-from psyche_p2p_quic.relay.limits import RelayLimits, TokenBucket
+from psyche_p2p_quic.relay.limits import RelayLimits
 from psyche_p2p_quic.relay.metrics import CONTENT_TYPE, prometheus_text
 from psyche_p2p_quic.relay.protocol import frames
 from psyche_p2p_quic.relay.protocol.http import Page, Pages
@@ -70,7 +71,7 @@ class RelayServer:
             "/healthz": lambda _: self._health(),
             "/metrics": self._metrics_page,
         }
-        self.router: Router = Router(access, limits=self.limits, now=clock(), pages={**own, **(pages or {})})
+        self.router: Router = Router(access, limits=self.limits, pages={**own, **(pages or {})})
         self._hosts, self._wanted_port, self._tls = list(hosts), port, tls
         self._admission: Admission[_Socket] = Admission(
             most=self.limits.connections,
@@ -79,7 +80,7 @@ class RelayServer:
             rate=self.limits.connection_rate_per_address,
             excuses=access.knows_owners,
         )
-        self._refusals = TokenBucket(_REFUSALS_PER_SECOND, burst_seconds=_REFUSALS_BURST / _REFUSALS_PER_SECOND, now=clock())
+        self._refusals = TokenBucket(_REFUSALS_PER_SECOND, burst=_REFUSALS_BURST)
         self._refusals_unsaid = 0
         self._connections: set[_Socket] = set()
         self._buffer = bytearray(_READ_BYTES)
@@ -162,8 +163,7 @@ class RelayServer:
 
     def _log_refusal(self, client: Client) -> None:
         """Say who was refused, and from where; of a flood only some lines."""
-        if self._refusals.ready(self._clock()):
-            self._refusals.take(1, self._clock())
+        if self._refusals.try_take(self._clock()) == 0.0:
             unsaid = f" ({self._refusals_unsaid} more since the last such line)" if self._refusals_unsaid else ""
             self._refusals_unsaid = 0
             _log.info("%s refused, from %s: %s%s", client.key.hex()[:10], client.host, client.ending, unsaid)
