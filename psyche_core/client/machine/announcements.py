@@ -28,14 +28,27 @@ class Figures:
 
 
 def in_warmup(
-    identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes, *, peers: frozenset[bytes], waited_enough: bool
+    identity: NodeIdentity,
+    state: CoordinatorState,
+    notes: EpochNotes,
+    *,
+    peers: frozenset[bytes],
+    now: float,
+    timeouts: Timeouts,
 ) -> list[Action]:
-    """Announce that our model is loaded, once all members are connected or we have waited long enough for them."""
+    """Announce that our model is loaded, once the members are connected or we have waited long enough for them.
+
+    The coordinator waits for the last ones as long again as the first ones needed (F17). So a stranger with an address where
+    nobody answers would cost a warmup twice what we wait for it.
+    """
     if notes.ready_sent or notes.slot is None:
         return []
 
     others = {state.epoch.clients[slot].id.p2p for slot in state.healthy_slots if slot != notes.slot}
-    if not others <= peers and not waited_enough:
+    enough = len(others & peers) + 1 >= state.config.init_min_clients
+    longest = min(timeouts.last_peers, timeouts.peers) if enough else timeouts.peers
+    waited = now - notes.since > longest
+    if not others <= peers and not waited:
         return []
 
     return _ready(identity, notes, notes.slot)

@@ -237,9 +237,10 @@ def _announce(client: MachineState, state: CoordinatorState, notes: EpochNotes) 
     elif healthy and state.run_state is RunState.Warmup:
         if contested_model.defers_readiness(client, state, notes):
             return
-        waited = client.now - notes.since > client.timeouts.peers
         announcements.repeat_if_unheard(state, notes, now=client.now, timeouts=client.timeouts)
-        actions = announcements.in_warmup(client.identity, state, notes, peers=client.peers, waited_enough=waited)
+        actions = announcements.in_warmup(
+            client.identity, state, notes, peers=client.peers, now=client.now, timeouts=client.timeouts
+        )
         if actions:
             notes.compare_due, notes.ready_sent_at = True, client.now
         client.emit(*actions)

@@ -11,7 +11,8 @@ class Timeouts:
 
     Attributes:
         payload: how long we wait for an accepted payload before we resync (F11), and in a resync for an offer that helps.
-        peers: how long we wait for all members to connect in warmup.
+        peers: how long we wait in warmup for members to connect.
+        last_peers: the same once init_min_clients members are connected, ourselves included.
         offers: how long we wait for more members to offer their model. The report that nobody
             has it waits longer: `missing_model`.
         answer: how long we wait before we repeat an unanswered command to the coordinator (join, come back, report that we lack
@@ -26,6 +27,7 @@ class Timeouts:
 
     payload: float = 60.0
     peers: float = 10.0
+    last_peers: float = 3.0
     offers: float = 10.0
     answer: float = 10.0
     evidence: float = 1.5

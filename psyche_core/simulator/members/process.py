@@ -84,7 +84,7 @@ class Process(Actions[None]):
             RUN_ID,
             sign=lambda commitment: signed_by(self.index, commitment),
             verify=verified,
-            timeouts=Timeouts(payload=20.0, peers=3.0, offers=4.0, answer=10.0, leaving=5.0),
+            timeouts=Timeouts(payload=20.0, peers=3.0, last_peers=1.0, offers=4.0, answer=10.0, leaving=5.0),
             can_store=self._has_store,
         )
         self._forget(disk=disk)

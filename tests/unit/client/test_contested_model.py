@@ -94,6 +94,31 @@ def test_few_offers_are_not_taken_before_half_of_the_warmup(
 
 
 @pytest.mark.parametrize(
+    ("connected", "needed", "waited", "ready"),
+    [
+        (6, 6, 0.0, True),
+        (5, 6, 2.9, False),
+        (5, 6, 3.1, True),
+        (5, 7, 3.1, False),
+        (4, 6, 9.9, False),
+        (4, 6, 10.1, True),
+    ],
+    ids=["all", "one missing", "one missing for three seconds", "too few", "two missing", "two missing for ten seconds"],
+)
+def test_a_member_that_cannot_be_reached_is_not_waited_for_as_long_as_those_who_are_needed(
+    connected: int, needed: int, waited: float, ready: bool
+) -> None:
+    """It cost each warmup twice the ten seconds for which a member may need to connect."""
+    state = in_warmup(ends=())
+    state = replace(state, config=state.config.model_copy(update={"init_min_clients": needed}))
+    clients = tuple(member.id for member in state.epoch.clients)
+    notes = EpochNotes(epoch_key(state), 1, clients, 0, 100.0, opened_at=-1)
+    peers = frozenset(member.p2p for member in clients[1 : 1 + connected])
+    said = announcements.in_warmup(clients[0], state, notes, peers=peers, now=100.0 + waited, timeouts=Timeouts())
+    assert bool(said) is notes.ready_sent is ready
+
+
+@pytest.mark.parametrize(
     ("sent", "lacking", "waited", "again"),
     [(True, (0, 3), 10.1, True), (True, (0, 3), 9.9, False), (True, (3,), 60.0, False), (False, (0,), 60.0, False)],
     ids=["unheard", "on its way", "heard", "never said"],
