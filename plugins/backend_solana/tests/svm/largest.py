@@ -27,6 +27,7 @@ from plugins.backend_solana.tests.svm.coordinator_svm import (
 )
 from plugins.backend_solana.tests.svm.random_commands import payload
 from psyche_backend_solana.layouts import coordinator as layout
+from psyche_backend_solana.layouts.beacon import Beacon
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, OLD_ACCOUNT_BYTES
 from psyche_core.coordinator import apply, commands
 from psyche_core.coordinator import canonical_image as image
@@ -60,6 +61,7 @@ from psyche_core.verification.words import Word, encode_words
 from psyche_core.wire.messages import commitment_hash, sign_commitment
 
 NOW = 1_800_000_000
+SLOT = 100_000
 _SINCE = NOW - 5
 _EVERYBODY = tuple(range(MAX_CLIENTS))
 
@@ -359,9 +361,12 @@ class Largest:
 
 
 def measured(chain: CoordinatorSvm, case: Case, *, memory: bytes = bytes(MEMORY_BYTES)) -> Answer:
-    """Send a case, and compare what became of it. Raises AssertionError where the two coordinators differ."""
-    chain.begin(case.state, memory=memory)
-    seed = chain.at(NOW, 77)
+    """Send a case, and compare what became of it. Raises AssertionError where the two coordinators differ.
+
+    The program has to look for a hash of long ago, which takes most units.
+    """
+    chain.begin(case.state, memory=memory, beacon=Beacon(SLOT - 480))
+    seed = chain.at(NOW, SLOT)
     refusal, after = None, case.state
     try:
         after, _ = apply(case.state, case.command, NOW, seed)
@@ -397,7 +402,7 @@ def _expel_units(chain: CoordinatorSvm) -> int:
     state = replace(largest.state, run_state=RunState.Warmup, epoch=replace(largest.state.epoch, unplayed=True))
     last = MAX_CLIENTS - 1
     chain.begin(state)
-    after, _ = apply(state, commands.Withdraw(member(last)), NOW, chain.at(NOW, 77))
+    after, _ = apply(state, commands.Withdraw(member(last)), NOW, chain.at(NOW, SLOT))
     answer = chain.send([layout.expel(chain.run, authority=chain.owner.pubkey(), user=wallet(last).pubkey())], chain.owner)
     if answer.refusal is not None or chain.image != image.encode(after):
         message = f"expel: {answer.refusal} {answer.logs[-3:]}; or the images differ"
