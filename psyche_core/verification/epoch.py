@@ -1,6 +1,6 @@
 """The open challenges and the standings of an epoch, as a coordinator keeps them: what a round's begin changes. Pure.
 
-When round h begins, all results of round h - 2 are decided. Then, in this order:
+When round h begins, all results of round h - 2 are decided, and those of h - 3 were before anybody knew its seed. Then, in order:
 
 1. the words of the statements of round h - 1 and the seed of round h advance the open challenges; some close with a verdict;
 2. verdicts change the standings of those they are about; the second strike ejects;
@@ -21,8 +21,8 @@ from psyche_core.verification.standing import Standing, after_verdict
 from psyche_core.verification.words import Word
 
 DRAWN_AFTER = 3
-"""The shares of round h are drawn with the seed of round h + 3. A trainer can withhold its result of h until h + 1 is over, and the
-seed of a round may be known during the round before: that of h + 2 would come too early."""
+"""The shares of round h are drawn with the seed of round h + 3. A trainer can withhold its result of h until h + 1 is over, and
+the seed of a round may be known during the round before: that of h + 2 would come too early."""
 
 MOST_OPEN = 128
 """Most open challenges of a run: of 256 members at 10 %, some 26 a round are, for three to seven rounds each."""
@@ -40,10 +40,11 @@ class Closed:
 class NewRound:
     """What is known when a round begins.
 
-    height: of that round, from 0. seed: 32 bytes that nobody knew before. shares: slots whose share of round `height - 3` was
-    accepted and whose delta follows from the one before (`drawing.challenges`). members: healthy slots. statements: the words of
-    each statement of the round before, for `due` of that round. elected, quorum: numbers of witnesses of the round before.
-    quorate: whether a quorum stated in it. dropped: challenges, by round and trainer, that end without a verdict.
+    height: of that round, from 0. seed: 32 bytes that nobody knew before round `height - 1` began. shares: slots whose share of
+    round `height - 3` was accepted and whose delta follows from the one before (`drawing.challenges`). members: healthy slots.
+    statements: the words of each statement of the round before, for `due` of that round. elected, quorum: numbers of witnesses
+    of the round before. quorate: whether a quorum stated in it. dropped: challenges, by round and trainer, that end without a
+    verdict.
     """
 
     height: int

@@ -1,12 +1,12 @@
 """The beacon of a run's account: what the seed of the next round or epoch is made of. Pure; the program computes the same.
 
-A seed draws who witnesses, who trains what, and which shares are recomputed. So nobody may choose it, least of all who ends the round
-before. It is made of the hash of the first slot of the chain after the one in which the present round began: that is known to all
-before the round ends, and was known to nobody when it began. Any instruction about the run takes it in.
+A seed draws who witnesses, who trains what, and which shares are recomputed. So nobody may choose it, least of all who ends the
+round before. It is made of the hash of the first slot of the chain after the one in which the present round began: that is
+known to all before the round ends, and was known to nobody when it began. Any instruction about the run takes it in.
 
-Where no later slot has a hash yet (a round that lasted less than two slots, 0.8 s) the clock and the slot stand in for it. The chain
-remembers 512 slots, some 200 s. Where it has forgotten which slot was the first, another one that is still to come counts: who could
-take any of those that are remembered would choose among them. So somebody must look in time (`LATE_SECONDS`).
+Where no later slot has a hash yet (a round that lasted less than two slots, 0.8 s) the clock and the slot stand in for it. The
+chain remembers 512 slots, some 200 s. Where it has forgotten which slot was the first, another one that is still to come
+counts: who could take any of those that are remembered would choose among them. So somebody must look in time (`LATE_SECONDS`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LAYOUT = struct.Struct("<Q32s8x")
 
 @dataclass(frozen=True, slots=True)
 class Beacon:
-    """The beacon. since: slot in which the last seed was drawn, 0 before the first. hash: of the first slot after it, 32 bytes."""
+    """since: slot in which the last seed was drawn, 0 before the first. hash: of the first slot after it, 32 bytes."""
 
     since: int = 0
     hash: bytes = NOT_KNOWN
@@ -51,13 +51,13 @@ class Beacon:
         return self.hash != NOT_KNOWN
 
     @property
-    def awaited(self) -> bool:
+    def pending(self) -> bool:
         """Whether a hash is still to be taken in."""
         return self.since > 0 and not self.known
 
     def looked(self, slot: int, hashes: Sequence[tuple[int, bytes]]) -> Beacon:
-        """The beacon after an instruction in this slot. hashes: slots that the chain remembers with their hashes, newest first."""
-        if not self.awaited or slot < self.since + 2 or not hashes or hashes[0][0] <= self.since:
+        """The beacon after an instruction in this slot. hashes: slots that the chain remembers, with theirs, newest first."""
+        if not self.pending or slot < self.since + 2 or not hashes or hashes[0][0] <= self.since:
             return self
         if hashes[-1][0] > self.since:
             return Beacon(slot)

@@ -56,7 +56,8 @@ SIZES = (1, 2, 3, 3, 4, 5, 5, 8, 12, 16)
 class Coverage:
     """What was compared.
 
-    accepted, refused: command kind -> how often; names: refusals; states: phase -> commands sent in it; seeds: what they were made of.
+    accepted, refused: command kind -> how often; names: refusals; states: phase -> commands sent in it; seeds: what they were
+    made of.
     """
 
     sequences: int = 0

@@ -62,6 +62,8 @@ from psyche_core.wire.messages import commitment_hash, sign_commitment
 
 NOW = 1_800_000_000
 SLOT = 100_000
+LONG_AGO = Beacon(SLOT - 480)
+"""To find its hash takes most compute units."""
 _SINCE = NOW - 5
 _EVERYBODY = tuple(range(MAX_CLIENTS))
 
@@ -360,12 +362,9 @@ class Largest:
         return commands.Equivocation(member(0), state.progress.epoch, judged.height, slot, results[0], results[1])
 
 
-def measured(chain: CoordinatorSvm, case: Case, *, memory: bytes = bytes(MEMORY_BYTES)) -> Answer:
-    """Send a case, and compare what became of it. Raises AssertionError where the two coordinators differ.
-
-    The program has to look for a hash of long ago, which takes most units.
-    """
-    chain.begin(case.state, memory=memory, beacon=Beacon(SLOT - 480))
+def measured(chain: CoordinatorSvm, case: Case, *, memory: bytes = bytes(MEMORY_BYTES), beacon: Beacon | None = None) -> Answer:
+    """Send a case, and compare what became of it. Raises AssertionError where the two coordinators differ."""
+    chain.begin(case.state, memory=memory, beacon=beacon)
     seed = chain.at(NOW, SLOT)
     refusal, after = None, case.state
     try:
@@ -390,8 +389,8 @@ def compute_units(program: Path = PROGRAM_FILE) -> dict[str, dict[str, int]]:
             label = f"{name}, {percent} % verify"
             found[label], found[f"{label}, drawn"] = {}, {}
             for case in Largest(torn=torn, percent=percent, instance=chain.instance).cases():
-                found[label][case.name] = measured(chain, case).units
-                found[f"{label}, drawn"][case.name] = measured(chain, case, memory=chain.memory).units
+                found[label][case.name] = measured(chain, case, beacon=LONG_AGO).units
+                found[f"{label}, drawn"][case.name] = measured(chain, case, memory=chain.memory, beacon=LONG_AGO).units
     found["accounts"] = {**_account_units(program), "expel": _expel_units(chain)}
     return found
 
