@@ -30,7 +30,7 @@ from psyche_core.interfaces.replay import Replay
 from psyche_core.training.inner_steps import rows_of
 from psyche_core.training.trainer import APPLY_DELAY
 from psyche_core.verification.challenge import Challenge, Committed, Outcome, Stage, advance
-from psyche_core.verification.epoch import Closed, NewRound, new_epoch, round_began
+from psyche_core.verification.epoch import DRAWN_AFTER, Closed, NewRound, new_epoch, round_began
 from psyche_core.verification.replay import Rule, chunk_scores, claimed, mean_score
 from psyche_core.verification.words import Word
 
@@ -191,7 +191,8 @@ class CheckedRun:
         height = step - 1
         members = frozenset(self.members)
         words = tuple(self._word(one, judge) for one, judge in self._state.due(height - 1))
-        shares = [slot for slot in members if {(step - 2, slot), (step - 3, slot)} <= self._shares.keys()]
+        drawn = step - DRAWN_AFTER
+        shares = [slot for slot in members if {(drawn, slot), (drawn - 1, slot)} <= self._shares.keys()]
         begun = NewRound(
             height=height,
             seed=hashlib.sha256(f"{self.plan.seed} {height}".encode()).digest(),

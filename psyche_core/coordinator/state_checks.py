@@ -125,6 +125,7 @@ def _check_challenge(one: OpenChallenge, at: str, *, clients: int, current: int)
     _expect(one.trainer < clients and max(asked) < clients, at, "slots of the epoch", (one.trainer, *asked))
     apart = one.trainer not in asked and one.verifier not in one.judges
     _expect(apart, at, "a trainer, a verifier and tie-breakers that are others", (one.trainer, *asked))
+    # three later since shares are drawn by the seed of h + 3; a state that was saved before has challenges of two later
     _expect(one.height + 2 <= one.since <= current, f"{at}.since", "a later round, by two at least", one.since)
     _expect(one.stage is not Stage.CLOSED, f"{at}.stage", "an open challenge", one.stage)
     for name, slots in (("judges", one.judges), ("missed", one.missed)):

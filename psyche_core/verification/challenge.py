@@ -115,10 +115,11 @@ class Complained:
 class RoundBegan:
     """A round begins.
 
-    height: of that round. seed: 32 bytes that nobody knew before. words: of each statement of the round before, one word for each
-    of the challenge's `judged`; empty unless these were due in that round (`awaits_words`). elected: number of witnesses elected
-    in it. quorum: number of statements needed among them (F5), so that elected - quorum of them may lie. members: slots that may
-    break a tie. quorate: whether so many stated in the round before, about whatever; if not, who is silent may be innocent.
+    height: of that round. seed: 32 bytes that nobody knew before round `height - 1` began. words: of each statement of the
+    round before, one word for each of the challenge's `judged`; empty unless these were due in that round (`awaits_words`).
+    elected: number of witnesses elected in it. quorum: number of statements needed among them (F5), so that elected - quorum of
+    them may lie. members: slots that may break a tie. quorate: whether so many stated in the round before, about whatever; if
+    not, who is silent may be innocent.
     """
 
     height: int

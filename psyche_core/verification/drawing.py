@@ -1,10 +1,11 @@
 """Draws from a seed of 32 bytes: which shares are challenged, who recomputes them, which chunks are opened.
 
 Everybody who knows the seed gets the same draw. So a draw must come from a seed that nobody knew when what is drawn was fixed:
-challenges of round h from the seed of round h + 2 (all commitments of h are in), chunks from the seed after the verifier's
-commitment. Numbers are drawn without bias, from SHA-256(domain · seed · label · counter) as u64, little-endian; the largest
-values that would favour small numbers are drawn again. The election of committees (`coordinator.round.committee`) is another
-draw, with the reference's shuffle.
+challenges of round h from the seed of round h + 3. A seed may be known during the round before, and until h + 1 is over a
+trainer can withhold its result. Chunks come from the seed of the round after the verifier's commitment; what a trainer opens
+was fixed long before. Numbers are drawn without bias, from SHA-256(domain · seed · label · counter) as u64, little-endian; the
+largest values that would favour small numbers are drawn again. The election of committees (`coordinator.round.committee`) is
+another draw, with the reference's shuffle.
 
 The number of challenges is exactly the share of `verification_percent` in the mean: of 8 shares at 10 % there is no challenge in
 a fifth of the rounds and one in the others. Members that must be challenged, because they have a strike or because `overlap` says

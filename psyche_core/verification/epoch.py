@@ -1,10 +1,10 @@
 """The open challenges and the standings of an epoch, as a coordinator keeps them: what a round's begin changes. Pure.
 
-When round h begins, all results of round h - 2 are decided. Then, in this order:
+When round h begins, all results of round h - 2 are decided, and those of h - 3 were before anybody knew its seed. Then, in order:
 
 1. the words of the statements of round h - 1 and the seed of round h advance the open challenges; some close with a verdict;
 2. verdicts change the standings of those they are about; the second strike ejects;
-3. challenges about the accepted shares of round h - 2 are drawn. Watched members are challenged in any case (`drawing`).
+3. challenges about the accepted shares of round h - 3 are drawn. Watched members are challenged in any case (`drawing`).
 
 At most `MOST_OPEN` challenges are open, so that a state is bounded; where more are drawn, chance decides which are opened. An
 epoch begins and ends without any: who cheats in an epoch's last rounds is not challenged for these.
@@ -19,6 +19,10 @@ from psyche_core.verification.challenge import Challenge, RoundBegan, Stage, Ver
 from psyche_core.verification.drawing import challenges as drawn_challenges
 from psyche_core.verification.standing import Standing, after_verdict
 from psyche_core.verification.words import Word
+
+DRAWN_AFTER = 3
+"""The shares of round h are drawn with the seed of round h + 3. A trainer can withhold its result of h until h + 1 is over, and
+the seed of a round may be known during the round before: that of h + 2 would come too early."""
 
 MOST_OPEN = 128
 """Most open challenges of a run: of 256 members at 10 %, some 26 a round are, for three to seven rounds each."""
@@ -36,10 +40,11 @@ class Closed:
 class NewRound:
     """What is known when a round begins.
 
-    height: of that round, from 0. seed: 32 bytes that nobody knew before. shares: slots whose share of round `height - 2` was
-    accepted and whose delta follows from the one before (`drawing.challenges`). members: healthy slots. statements: the words of
-    each statement of the round before, for `due` of that round. elected, quorum: numbers of witnesses of the round before.
-    quorate: whether a quorum stated in it. dropped: challenges, by round and trainer, that end without a verdict.
+    height: of that round, from 0. seed: 32 bytes that nobody knew before round `height - 1` began. shares: slots whose share of
+    round `height - 3` was accepted and whose delta follows from the one before (`drawing.challenges`). members: healthy slots.
+    statements: the words of each statement of the round before, for `due` of that round. elected, quorum: numbers of witnesses
+    of the round before. quorate: whether a quorum stated in it. dropped: challenges, by round and trainer, that end without a
+    verdict.
     """
 
     height: int
@@ -170,8 +175,8 @@ def _judge(standings: list[Standing], challenge: Challenge, verdict: Verdict, he
 
 
 def with_drawn(state: EpochVerification, begun: NewRound) -> EpochVerification:
-    """The state with challenges about the shares of round `height - 2`, of which `height` is the round that begins."""
-    height = begun.height - 2
+    """The state with challenges about the shares of round `height - 3`, of which `height` is the round that begins."""
+    height = begun.height - DRAWN_AFTER
     ejected = ejected_slots(state.standings)
     shares = frozenset(begun.shares) - ejected
     if height < 0 or state.percent == 0 or not shares:

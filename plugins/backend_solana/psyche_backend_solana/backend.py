@@ -24,6 +24,7 @@ from psyche_backend_solana.following.address_book import AddressBook
 from psyche_backend_solana.following.chain_clock import ChainClock
 from psyche_backend_solana.following.watcher import AccountReading, Watcher, WatcherIntervals
 from psyche_backend_solana.layouts import address_record, coordinator
+from psyche_backend_solana.layouts.beacon import Beacon
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.lookup.runs import RunFound, checked_ids, find_authorization, find_run
 from psyche_backend_solana.lookup.treasurers import check_owner
@@ -107,6 +108,7 @@ class SolanaBackend(Backend):
         self._published: bytes | None = None
         self._state: CoordinatorState | None = None
         self._nonce = -1
+        self._beacon = Beacon()
         self._version_asked = ""
         self._clock: ChainClock | None = None
         self._update: StateUpdate | None = None
@@ -313,7 +315,7 @@ class SolanaBackend(Backend):
     def _see(self, reading: AccountReading) -> None:
         """Handle a newer account. Raises WireError if it cannot be parsed."""
         state = reading.state
-        before, self._nonce = self._state, reading.account.nonce
+        before, self._nonce, self._beacon = self._state, reading.account.nonce, reading.account.beacon
         self._log_version(reading.account.client_version)
         if state is None:
             return  # created, but not configured yet
@@ -374,13 +376,14 @@ class SolanaBackend(Backend):
             return False
 
         local = anyio.current_time()
-        return self._turn.comes(state, self._nonce, signer=self._identity.signer, now=clock.now(local), local=local)
+        now, signer = clock.now(local), self._identity.signer
+        return self._turn.comes(state, self._nonce, signer=signer, now=now, local=local, beacon=self._beacon)
 
     async def _tick(self) -> None:
         """Tick if it is also due by the chain's own clock; it is due by our estimate."""
         before = self._nonce
         clock = await self._watcher.read_clock()
-        if self._nonce != before or self._state is None or not ticker.due(self._state, clock.unix):
+        if self._nonce != before or self._state is None or not ticker.wanted(self._state, self._beacon, clock.unix):
             return
 
         await self._sender.send(coordinator.tick(self._run, user=self._wallet.pubkey), timeout=TICK_SECONDS)

@@ -25,11 +25,13 @@ from solders.transaction import VersionedTransaction
 from plugins.backend_solana.tests.svm.refusals import COORDINATOR_CODES
 from psyche_backend_solana.following.chain_clock import CLOCK_SYSVAR
 from psyche_backend_solana.layouts import authorizer
+from psyche_backend_solana.layouts.beacon import Beacon
 from psyche_backend_solana.layouts.coordinator import JOIN_SCOPE, Number, Part
 from psyche_backend_solana.layouts.coordinator_accounts import (
     ACCOUNT_BYTES,
     ACCOUNT_MAGIC,
     ACCOUNT_VERSION,
+    BEACON_OFFSET,
     HEADER_BYTES,
     INSTANCE_MAGIC,
     CoordinatorAccount,
@@ -43,10 +45,13 @@ from psyche_core.coordinator.commands import (
     Checkpoint,
     Command,
     EpochDigest,
+    EpochStarted,
+    Event,
     HealthCheck,
     Join,
     Pause,
     Resume,
+    RoundStarted,
     SetFutureEpochRates,
     Tick,
     UpdateConfig,
@@ -63,6 +68,7 @@ COMPUTE_BUDGET = Pubkey.from_string("ComputeBudget111111111111111111111111111111
 UNITS = 40_000
 FEE = 5000
 HASH_SLOTS = 150
+SLOT_HASHES = 512
 
 
 @dataclass(frozen=True)
@@ -299,7 +305,7 @@ class ModelChain:
                 raise custom("ConfigSanityCheckFailed")
             state = CoordinatorState(instance.run_id, config, model, bytes(at))
         if config or model or progress:
-            state = self._after(state, UpdateConfig(config, model, progress))
+            state, _ = self._after(state, UpdateConfig(config, model, progress))
         self._store(at, header + image.encode(state) + self.accounts[at].data[HEADER_BYTES + image.SIZE :])
 
     def _members_command(self, number: Number, body: bytes, user: Pubkey, account: CoordinatorAccount) -> Command:
@@ -347,19 +353,27 @@ class ModelChain:
         return CoordinatorAccount.parse(self.accounts[at].data)
 
     def _apply(self, at: Pubkey, command: Command) -> None:
-        state = self.account(at).state
+        account = self.account(at)
+        state = account.state
         if state is None:
             raise custom("Halted")
         data = self.accounts[at].data
-        after = self._after(state, command)
-        if isinstance(command, Tick) and after == state:
+        beacon = account.beacon.looked(self.slot, self.slot_hashes()) if account.beacon.pending else account.beacon
+        after, events = self._after(state, command, seed=beacon.seed(self.unix, self.slot))
+        if isinstance(command, Tick) and after == state and beacon == account.beacon:
             raise custom("NothingDue")
-        self._store(at, data[:HEADER_BYTES] + image.encode(after) + data[HEADER_BYTES + image.SIZE :])
+        if any(isinstance(event, EpochStarted | RoundStarted) for event in events):
+            beacon = Beacon(self.slot)
+        head = data[:BEACON_OFFSET] + beacon.pack()
+        self._store(at, head + image.encode(after) + data[HEADER_BYTES + image.SIZE :])
 
-    def _after(self, state: CoordinatorState, command: Command) -> CoordinatorState:
-        seed = hashlib.sha256(struct.pack("<qQ", self.unix, self.slot)).digest()
+    def slot_hashes(self) -> list[tuple[int, bytes]]:
+        slots = range(self.slot - 1, max(self.slot - 1 - SLOT_HASHES, -1), -1)
+        return [(slot, hashlib.sha256(f"slot {slot}".encode()).digest()) for slot in slots]
+
+    def _after(self, state: CoordinatorState, command: Command, *, seed: int = 0) -> tuple[CoordinatorState, tuple[Event, ...]]:
         try:
-            return apply(state, command, self.unix, int.from_bytes(seed[:8], "little"))[0]
+            return apply(state, command, self.unix, seed)
         except CoordinatorError as error:
             raise custom(error.name) from error
 

@@ -18,6 +18,7 @@ from psyche_backend_solana.backend import PollIntervals
 from psyche_backend_solana.following.watcher import WatcherIntervals
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
+from psyche_backend_solana.layouts.beacon import LATE_SECONDS
 from psyche_core.coordinator.commands import Withdraw
 from psyche_core.testing.backend import in_phase, small_state, until
 from psyche_core.types import RunState
@@ -68,6 +69,32 @@ async def test_when_the_first_does_not_tick_the_next_does(monkeypatch: pytest.Mo
         chain.unix += 3
         await until(awake, in_phase(RunState.Warmup))
         assert ticks(chain) == [wallet_of(KEYS[2]).pubkey]
+
+
+async def test_one_member_ticks_for_the_next_seed_in_a_phase_in_which_nobody_sends_anything() -> None:
+    """The chain forgets the hash after some 200 s, and who spoke first then could choose another."""
+    state = small_state(clients=2)
+    async with open_chain(unix=state.since) as chain, AsyncExitStack() as stack:
+        run = await make_run(chain, state)
+        backends = [await stack.enter_async_context(backend_of(chain, key)) for key in KEYS[:2]]
+        for backend in backends:
+            await backend.join(b"x", timeout=TIMEOUT)
+        for backend in backends:
+            await until(backend, pending(2))
+        chain.unix += 3
+        for backend in backends:
+            await until(backend, in_phase(RunState.Warmup))
+        assert chain.account(run.account).beacon.pending
+        assert len(ticks(chain)) == 1
+        chain.next_slot(150)
+        chain.unix += LATE_SECONDS
+        with anyio.fail_after(TIMEOUT):
+            while not chain.account(run.account).beacon.known:
+                await anyio.sleep(0.02)
+        found = chain.account(run.account)
+        assert found.state is not None
+        assert found.state.run_state is RunState.Warmup
+        assert len(ticks(chain)) == 2
 
 
 async def test_a_clock_that_stands_still_on_the_chain_costs_no_fees() -> None:

@@ -34,6 +34,8 @@ KINDS = {
     "Withdraw",
     "Witness",
 }
+SEEDS = ("of a hash", "of clock and slot", "hash taken in", "hash forgotten")
+"""Both ways in which a seed is made, and what a beacon goes through."""
 NEVER_HERE = {"WitnessesFull", "ClientsFull", "InvalidCommitteeSelection"}
 """Refusals that need hundreds of members, or that the rules of configuration keep from happening."""
 
@@ -51,6 +53,7 @@ def test_random_commands() -> None:
     assert not coverage.differences, "\n".join(coverage.differences)
     assert {kind for kind in KINDS if coverage.accepted[kind]} == KINDS
     assert set(coverage.states) == {phase.name for phase in RunState}
+    assert all(coverage.seeds[kind] >= 5 for kind in SEEDS), coverage.seeds
 
 
 class Forgetful(RandomCommands):

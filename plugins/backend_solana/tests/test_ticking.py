@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_backend_solana.following.chain_clock import ChainClock
+from psyche_backend_solana.layouts.beacon import LATE_SECONDS, Beacon
 from psyche_backend_solana.sending import ticker
 from psyche_backend_solana.sending.member_commands import wants_tick
 from psyche_core.coordinator import apply
@@ -96,6 +97,23 @@ def test_waiting_begins_anew_with_every_change() -> None:
     turn.comes(state, 6, signer=b"x" * 32, now=state.since, local=60.0)
     turn.comes(state, 6, signer=b"x" * 32, now=late, local=70.0)
     assert turn.since == 70.0
+
+
+def test_who_is_first_ticks_for_a_hash_that_nobody_has_taken_in_for_a_minute() -> None:
+    state = warming(2)
+    first, second = ticker.order(state, 5)
+    awaited = Beacon(100)
+    for beacon, age, comes in (
+        (awaited, LATE_SECONDS - 1, False),
+        (awaited, LATE_SECONDS, True),
+        (Beacon(), LATE_SECONDS, False),
+        (Beacon(100, b"h" * 32), LATE_SECONDS, False),
+    ):
+        now = state.since + age
+        assert not ticker.due(state, now)
+        assert ticker.TickSchedule().comes(state, 5, signer=first, now=now, local=9.0, beacon=beacon) is comes
+    assert not ticker.TickSchedule().comes(state, 5, signer=second, now=state.since + LATE_SECONDS, local=9.0, beacon=awaited)
+    assert not ticker.misses_hash(replace(state, run_state=RunState.Paused), awaited, state.since + LATE_SECONDS)
 
 
 def test_a_command_that_leaves_something_to_do_takes_the_tick_along() -> None:

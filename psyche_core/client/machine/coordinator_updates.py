@@ -26,6 +26,9 @@ from psyche_core.types import ClientState, RunState
 KEPT_ROUNDS = 4
 """Rounds whose messages and payloads are kept for slow members (F11)."""
 
+KEPT_RECORDS = 5
+"""Rounds whose results are remembered: a share is challenged three rounds later, and its trainer's result before it is older."""
+
 _ANOTHER_RUN = (
     "the coordinator hosts another run under this run's name now. If its owner meant this, start the client again to join that "
     "one; if not, ask the owner first: the old run's checkpoints and journal stay on this disk"
@@ -261,7 +264,7 @@ def _open_round(client: MachineState, notes: EpochNotes, record: RoundRecord) ->
     notes.records[height] = record
     notes.newest = height
     client.finish_estimator.round_opened(notes.tag(height), now=client.now)
-    for old in [h for h in notes.records if h < height - KEPT_ROUNDS and notes.records[h].applied]:
+    for old in [h for h in notes.records if h < height - KEPT_RECORDS and notes.records[h].applied]:
         del notes.records[old]
     oldest = notes.next_to_apply() or record
     if height >= KEPT_ROUNDS:

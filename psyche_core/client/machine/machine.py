@@ -28,6 +28,7 @@ from psyche_core.coordinator.checkpoints import OPEN
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import NodeIdentity, RunState
+from psyche_core.verification.epoch import DRAWN_AFTER
 from psyche_core.wire.messages import Finished, Result
 
 __all__ = ["ClientMachine", "Timeouts"]
@@ -331,7 +332,7 @@ def _apply(client: MachineState, notes: EpochNotes, record: RoundRecord) -> None
 
 
 def _finish_leaving(client: MachineState, state: CoordinatorState, *, since: float) -> None:
-    """Stop once our results are settled and no share of ours is being checked, or after a bounded time of serving them."""
+    """Stop once our results are settled and no share of ours is or may be checked, or after a bounded time of serving them."""
     notes = client.notes
     unsettled = (
         notes is not None
@@ -354,6 +355,9 @@ def _finish_leaving(client: MachineState, state: CoordinatorState, *, since: flo
             client.notify(telemetry.Problem("warning", sentence))
         return
 
+    if _may_be_drawn(state, notes) and client.now - since <= longest:
+        return
+
     client.stop("left the run as asked", success=True)
 
 
@@ -363,6 +367,16 @@ def _is_checked(state: CoordinatorState, notes: EpochNotes | None) -> bool:
         return False
 
     return any(one.trainer == notes.slot for one in state.epoch.challenges)
+
+
+def _may_be_drawn(state: CoordinatorState, notes: EpochNotes | None) -> bool:
+    """Whether a share that we trained in this epoch may still be drawn for a check, which is a round after it is settled."""
+    if notes is None or not notes.describes(state) or state.run_state not in PLAYING or state.config.verification_percent == 0:
+        return False
+
+    current = state.current_round
+    newest = max((record.height for record in notes.records.values() if record.own_done), default=-DRAWN_AFTER)
+    return current is not None and not current.drain and current.height < newest + DRAWN_AFTER
 
 
 def _nothing_left(client: MachineState, state: CoordinatorState, notes: EpochNotes | None) -> bool:

@@ -25,7 +25,7 @@ from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.types import BatchId, ClientState, RunState
 from psyche_core.verification.challenge import NO_SEED, Challenge, Committed, Complained, Stage, advance, refusal
 from psyche_core.verification.drawing import Drawn
-from psyche_core.verification.epoch import Closed, EpochVerification, NewRound, advanced, with_drawn
+from psyche_core.verification.epoch import DRAWN_AFTER, Closed, EpochVerification, NewRound, advanced, with_drawn
 from psyche_core.verification.words import Word, decode_words
 
 _SEED = b"psyche/verification-seed/1"
@@ -200,8 +200,8 @@ def _ejected_for_strikes(state: CoordinatorState, slot: int, ended: Round, now: 
 
 
 def with_challenges_drawn(state: CoordinatorState, *, height: int, seed: int) -> tuple[CoordinatorState, tuple[Event, ...]]:
-    """Draw challenges about the shares that were decided last. height, seed: of the round that begins; it is not stored yet."""
-    judged = state.round_at(height - 2)
+    """Draw challenges about the shares of three rounds before. height, seed: of the round that begins; it is not stored yet."""
+    judged = state.round_at(height - DRAWN_AFTER)
     if state.config.verification_percent == 0 or judged is None:
         return state, ()
 

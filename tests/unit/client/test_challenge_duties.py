@@ -142,7 +142,7 @@ def test_a_commitment_is_bound_to_who_commits() -> None:
 @pytest.mark.parametrize(("before", "follows"), [(bytes(32), True), (b"x" * 32, True), (b"r" * 32, False)])
 def test_a_result_goes_on_from_the_delta_of_the_last_one_or_from_zero(before: bytes, follows: bool) -> None:
     party = members()
-    party.play(2)
+    party.play(3)
     own, last = Duties(), replace(RESULT, roots=b"x" * 32 + bytes(32))
     own.follow(party.state, lambda *_: replace(RESULT, roots=b"a" * 32 + before), lambda *_: last, now=0.0)
     assert {duty.follows for duty in own.open.values()} == {follows}
@@ -216,7 +216,7 @@ def test_a_verifier_that_gets_no_signs_complains_after_a_third_of_the_training_t
 
 def test_who_recomputes_is_busy_until_it_has_committed_or_waited_long_enough() -> None:
     party = members(silent=frozenset(range(8)))
-    party.play(2)
+    party.play(3)
     party.turn()
     one = party.state.epoch.challenges[0]
     own = party.duties[one.verifier]
@@ -259,7 +259,7 @@ def test_who_announces_junk_to_some_witnesses_first_gains_nothing(had: bool) -> 
 
 def test_a_part_that_nobody_sends_is_asked_for_again() -> None:
     party = members(silent=frozenset(range(8)))
-    party.play(2)
+    party.play(3)
     party.turn()
     one = party.state.epoch.challenges[0]
     own, clients = party.duties[one.verifier], tuple(client.id for client in party.state.epoch.clients)
@@ -290,7 +290,7 @@ def test_givers_are_members_of_the_challenge(stage: Stage) -> None:
 
 def test_who_was_dropped_still_shows_what_it_has_trained_and_does_nothing_else() -> None:
     party = members()
-    party.play(2)
+    party.play(3)
     clients = tuple(client.id for client in party.state.epoch.clients)
     for slot, own in enumerate(party.duties):
         own.follow(party.state, lambda *_: RESULT, lambda *_: None, now=0.0)
@@ -318,5 +318,7 @@ def test_openings_of_liars_are_bounded_and_convict_nobody(invented: list[tuple[i
         assert max((sum(key[1] == slot for key in own.parts) for slot in range(8)), default=0) <= MAX_OPENINGS
     party.play(4)
     assert all(strikes == () for _, _, strikes in closed(party) if strikes)
+    party.turn()
+    assert party.state.epoch.challenges
     for own in party.duties:
         assert len(own.open) == len(party.state.epoch.challenges)

@@ -83,8 +83,10 @@ def test_honest_members_pass_are_paid_for_verifying_and_who_recomputes_gets_no_s
     assert any(len(event.accepted) == 6 for event in settled), "two recompute in most rounds"
 
 
-def test_challenges_are_drawn_from_the_seed_of_the_round_that_begins_about_the_shares_decided_last(play: Any) -> None:
+def test_challenges_are_drawn_from_the_seed_of_the_round_that_begins_about_the_shares_of_three_before(play: Any) -> None:
+    """The results of round 0 are decided when round 2 begins, whose seed may be known before: that of round 3 draws."""
     run = play(6, verification_percent=50, **LONG)
+    run.play_round()
     run.play_round()
     assert run.state.epoch.challenges == ()
     shares = run.shares(0)
@@ -104,6 +106,7 @@ def test_a_refused_result_and_a_share_of_many_intervals_are_not_challenged(play:
     run = play(4, verification_percent=100, **LONG)
     run.play_round()
     run.play_round(seen=[0, 1, 2])  # the share of slot 3 in round 0 is refused
+    run.play_round()
     assert {one.trainer for one in run.state.epoch.challenges} == {0, 1, 2}
     commit_all(run)
     run.play_round()
@@ -122,12 +125,11 @@ def test_a_refused_result_and_a_share_of_many_intervals_are_not_challenged(play:
     seed, state = 5, run.state
     for slot in (0, 1, 2, 3):
         state, _ = apply(state, replace(run.statement(slot)), run.now + 1, seed)
-    for slot in (0, 1, 2, 3):
-        statement = run.statement(slot).statement
-        height = state.current_round.height
-        sent = replace(statement, height=height, participants=b"\x0f" + bytes(31))
-        state, _ = apply(state, replace(run.statement(slot), statement=sent), run.now + 2, seed)
-    assert state.current_round.height == 2
+    for height in (1, 2):
+        for slot in (0, 1, 2, 3):
+            sent = replace(run.statement(slot).statement, height=height, participants=b"\x0f" + bytes(31))
+            state, _ = apply(state, replace(run.statement(slot), statement=sent), run.now + 2, seed)
+    assert state.current_round.height == 3
     assert state.epoch.challenges == ()
 
 
@@ -259,8 +261,8 @@ def test_who_has_left_with_a_strike_earns_nothing(play: Any, lost: bool) -> None
 def test_samples_of_a_share_that_a_proof_voids_are_not_queued_twice(play: Any) -> None:
     """The trainer of a challenged share is proven to have signed two results, which counts its samples as lost."""
     run = play(4, verification_percent=100, **LONG)
-    run.play_round()
-    run.play_round()
+    for _ in range(3):
+        run.play_round()
     challenged = next(one for one in run.state.epoch.challenges)
     run.do(run.evidence(challenged.trainer, 0, by=(challenged.trainer + 1) % 4))
     (event,) = run.seen_events(ShareVoided)
@@ -278,7 +280,7 @@ def test_samples_of_a_share_that_a_proof_voids_are_not_queued_twice(play: Any) -
 def revealing(play: Any) -> Any:
     """A run of eight in a round whose statements have words."""
     run = play(8, verification_percent=50, **LONG)
-    play_rounds(run, 4)
+    play_rounds(run, 5)
     assert len(words_due(run.state)) >= 3
     return run
 
@@ -299,13 +301,13 @@ def test_statements_with_other_words_are_refused_in_one_sentence(play: Any) -> N
     ("change", "sentence"),
     [
         ({"epoch": 1}, "this is epoch 0, the commitment is about epoch 1"),
-        ({"seed": 5}, "the commitment belongs to another round than 2, or to a forgotten one"),
+        ({"seed": 5}, "the commitment belongs to another round than 3, or to a forgotten one"),
         ({"height": 1}, "the share of slot {trainer} of round 1 is not challenged (any more)"),
         ({"commitment": b"r" * 31}, "a root has 32 bytes, got 31"),
     ],
 )
 def test_commitments_of_liars_are_refused_in_one_sentence(play: Any, change: dict[str, Any], sentence: str) -> None:
-    run = play_rounds(play(8, verification_percent=50, **LONG), 2)
+    run = play_rounds(play(8, verification_percent=50, **LONG), 3)
     one = run.state.epoch.challenges[0]
     good = run.commit(one.verifier, one.height, one.trainer)
     with pytest.raises(CoordinatorError) as caught:
@@ -316,7 +318,7 @@ def test_commitments_of_liars_are_refused_in_one_sentence(play: Any, change: dic
 
 
 def test_only_who_is_asked_commits(play: Any, members: Any) -> None:
-    run = play_rounds(play(8, verification_percent=50, **LONG), 2)
+    run = play_rounds(play(8, verification_percent=50, **LONG), 3)
     one = run.state.epoch.challenges[0]
     for slot in set(range(8)) - {one.verifier}:
         run.refused(run.commit(slot, one.height, one.trainer), "InvalidCommit")
@@ -351,13 +353,13 @@ def test_a_state_with_challenges_travels_and_is_bounded(play: Any) -> None:
         ({"since": 1}, "a later round"),
         ({"since": 9}, "a later round"),
         ({"stage": Stage.CLOSED}, "an open challenge"),
-        ({"judges": (5, 4)}, "ascending slots"),
+        ({"judges": (6, 5)}, "ascending slots"),
         ({"missed": (1, 2, 3, 4)}, "at most 3"),
         ({"share": (BatchId(10**9, 10**9),)}, "samples below progress.data_index"),
     ],
 )
 def test_challenges_that_rounds_cannot_advance_are_not_read(play: Any, change: dict[str, Any], sentence: str) -> None:
-    run = play_rounds(play(8, verification_percent=50, **LONG), 2)
+    run = play_rounds(play(8, verification_percent=50, **LONG), 3)
     one: OpenChallenge = run.state.epoch.challenges[0]
     fields: dict[str, Any] = {name: one.trainer if value == "trainer" else value for name, value in change.items()}
     changed = replace(one, **fields)

@@ -150,7 +150,7 @@ def test_cheats_go_as_soon_as_the_exact_chances_say(part: float, rounds: int) ->
 def test_a_state_is_bounded_and_words_have_one_order() -> None:
     state = new_epoch(percent=100, slots=200)
     everybody = frozenset(range(200))
-    begun = NewRound(height=2, seed=bytes(32), shares=everybody, members=everybody, elected=32, quorum=22)
+    begun = NewRound(height=3, seed=bytes(32), shares=everybody, members=everybody, elected=32, quorum=22)
     state, _ = round_began(state, begun)
     assert len(state.open) == MOST_OPEN
     assert list(state.open) == sorted(state.open, key=lambda one: (one.height, one.drawn.trainer))
@@ -158,10 +158,10 @@ def test_a_state_is_bounded_and_words_have_one_order() -> None:
     committed: EpochVerification = state
     for one in state.open:
         committed = committed.replaced(advance(one, Committed(one.drawn.verifier, bytes(32))))
-    reveal, _ = round_began(committed, NewRound(height=3, seed=b"\x01" * 32, shares=(), members=everybody))
-    assert [judge for _, judge in reveal.due(4)] == [one.drawn.verifier for one in state.open]
+    reveal, _ = round_began(committed, NewRound(height=4, seed=b"\x01" * 32, shares=(), members=everybody))
+    assert [judge for _, judge in reveal.due(5)] == [one.drawn.verifier for one in state.open]
     with pytest.raises(ValueError, match=f"{MOST_OPEN} words"):
-        round_began(reveal, NewRound(height=5, seed=bytes(32), shares=(), members=everybody, statements=((Word.PASSED,),)))
+        round_began(reveal, NewRound(height=6, seed=bytes(32), shares=(), members=everybody, statements=((Word.PASSED,),)))
 
 
 def test_a_challenge_is_found_by_its_share() -> None:

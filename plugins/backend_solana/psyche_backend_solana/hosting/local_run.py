@@ -21,6 +21,7 @@ from psyche_backend_solana.following.chain_clock import ChainClock
 from psyche_backend_solana.following.watcher import AccountReading, Watcher, WatcherIntervals
 from psyche_backend_solana.hosting.new_run import SEND_SECONDS, TREASURER_INDEX, make_run
 from psyche_backend_solana.layouts import coordinator, tokens, treasurer
+from psyche_backend_solana.layouts.beacon import Beacon
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings
 from psyche_backend_solana.lookup.runs import find_run
@@ -60,6 +61,7 @@ class LocalRun(BackendServer):
         self._stack = AsyncExitStack()
         self._state = context.state
         self._nonce = -1
+        self._beacon = Beacon()
         self._clock: ChainClock | None = None
         self._turn = ticker.TickSchedule()
         self._finished = anyio.Event()
@@ -174,7 +176,7 @@ class LocalRun(BackendServer):
         if state is None:
             return
 
-        before, self._state, self._nonce = self._state, state, reading.account.nonce
+        before, self._state, self._nonce, self._beacon = self._state, state, reading.account.nonce, reading.account.beacon
         if self._context.on_event is not None and state != before:
             self._context.on_event(state, events_between(before, state))
         if state.run_state is RunState.Finished:
@@ -190,9 +192,8 @@ class LocalRun(BackendServer):
             clock, local = self._clock, anyio.current_time()
             if clock is None or self._state.run_state.halted:
                 continue
-            if not self._turn.comes(
-                self._state, self._nonce, signer=bytes(self._owner.pubkey), now=clock.now(local), local=local
-            ):
+            now, signer = clock.now(local), bytes(self._owner.pubkey)
+            if not self._turn.comes(self._state, self._nonce, signer=signer, now=now, local=local, beacon=self._beacon):
                 continue
             try:
                 await self._sender.send(coordinator.tick(self._run, user=self._owner.pubkey), timeout=SEND_SECONDS)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from solders.pubkey import Pubkey
 
+from psyche_backend_solana.layouts.beacon import BEACON_BYTES, Beacon
 from psyche_core.config.schema import MAX_RUN_ID_BYTES
 from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.state import CoordinatorState
@@ -22,6 +23,7 @@ INSTANCE_VERSION = 1
 
 HEADER_BYTES = 1344
 NONCE_OFFSET, NONCE_BYTES = 16, 8
+BEACON_OFFSET = HEADER_BYTES - BEACON_BYTES
 """Magic bytes in the header of the account of the state."""
 STAGING_BYTES = 4096
 ACCOUNT_BYTES = HEADER_BYTES + image.SIZE + STAGING_BYTES
@@ -35,7 +37,7 @@ NAME_BYTES = 64
 DESCRIPTION_BYTES = 280
 
 _INSTANCE = struct.Struct(f"<8sIB3x32s32s32s{MAX_RUN_ID_BYTES}s112x")
-_HEADER = struct.Struct(f"<8sIIQ32s{CLIENT_VERSION_BYTES}s{NAME_BYTES}s{DESCRIPTION_BYTES}sQQQQQ808x")
+_HEADER = struct.Struct(f"<8sIIQ32s{CLIENT_VERSION_BYTES}s{NAME_BYTES}s{DESCRIPTION_BYTES}sQQQQQ760x{BEACON_BYTES}s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class CoordinatorAccount:
     """The account that holds a run's state.
 
     nonce: increases by one with every command. backing: None if the points have no backing; epochs then promise what the owner
-    sets. image: see `psyche_core.coordinator.canonical_image`.
+    sets. beacon: what the next seed is made of. image: see `psyche_core.coordinator.canonical_image`.
     """
 
     version: int
@@ -100,18 +102,20 @@ class CoordinatorAccount:
     client_version: str
     metadata: RunMetadata
     backing: Backing | None
+    beacon: Beacon
     image: bytes
 
     @classmethod
     def parse(cls, data: bytes) -> CoordinatorAccount:
         """Parse the account's data without decoding the state. Raises WireError."""
         _expect_kind(data, ACCOUNT_MAGIC, ACCOUNT_VERSION, sizes={ACCOUNT_VERSION: ACCOUNT_BYTES}, what="coordinator account")
-        _, version, _, nonce, instance, client_version, *about, backed, free, promised = _HEADER.unpack_from(data)
+        _, version, _, nonce, instance, client_version, *about, backed, free, promised, beacon = _HEADER.unpack_from(data)
         name, description, parameters, vocabulary = about
         metadata = RunMetadata(_text(name, "name"), _text(description, "description"), parameters, vocabulary)
         backing = Backing(free, promised) if backed else None
         body = bytes(data[HEADER_BYTES : HEADER_BYTES + image.SIZE])
-        return cls(version, nonce, Pubkey(instance), _text(client_version, "client_version"), metadata, backing, body)
+        text = _text(client_version, "client_version")
+        return cls(version, nonce, Pubkey(instance), text, metadata, backing, Beacon.parse(beacon), body)
 
     @property
     def state(self) -> CoordinatorState | None:

@@ -1,10 +1,11 @@
 """Decides who sends a tick, and when. No I/O.
 
 Anybody may send a tick, and each tick costs its sender a fee. A tick is due when `apply` says that it would change the state at
-the chain's time. Members take turns in an order that each of them computes equally from the account's nonce and their keys. The
-first ticks at once, each next one only if nothing has happened for some more time. So usually one fee is paid, and no single
-member can stop the run. Unhealthy members come after healthy ones, and wallets that are not members last. The estimate of the
-chain's time only decides when to look; the sender reads the clock before it ticks.
+the chain's time, and in a long phase in which nobody has taken in what the next seed is made of (`layouts.beacon`). Members
+take turns in an order that each of them computes equally from the account's nonce and their keys. The first ticks at once, each
+next one only if nothing has happened for some more time. So usually one fee is paid, and no single member can stop the run.
+Unhealthy members come after healthy ones, and wallets that are not members last. The estimate of the chain's time only decides
+when to look; the sender reads the clock before it ticks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from psyche_backend_solana.layouts.beacon import LATE_SECONDS, Beacon
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import Command, Tick
 from psyche_core.coordinator.state import CoordinatorState
@@ -22,6 +24,7 @@ from psyche_core.types import RunState
 FIRST_TURN_SECONDS = 2.0
 """Seconds that the second member waits for the first: about the time until a transaction is seen."""
 LONGEST_TURN_SECONDS = 30.0
+NO_BEACON = Beacon()
 OUTSIDERS_TURN = 8
 """A wallet that is not a member ticks as if at least this many members came first."""
 
@@ -29,6 +32,19 @@ OUTSIDERS_TURN = 8
 def due(state: CoordinatorState, now: int) -> bool:
     """Whether a tick would change the state at the chain's time `now`."""
     return follows(state, (Tick(),), now)
+
+
+def misses_hash(state: CoordinatorState, beacon: Beacon, now: int) -> bool:
+    """Whether a tick at the chain's time `now` is needed to take in the hash of the next seed, before it is forgotten.
+
+    Usually another instruction of the round has done so long before.
+    """
+    return beacon.pending and not state.run_state.halted and now >= state.since + LATE_SECONDS
+
+
+def wanted(state: CoordinatorState, beacon: Beacon, now: int) -> bool:
+    """Whether a tick at the chain's time `now` is worth its fee."""
+    return due(state, now) or misses_hash(state, beacon, now)
 
 
 def follows(state: CoordinatorState, commands: Iterable[Command], now: int) -> bool:
@@ -79,9 +95,11 @@ class TickSchedule:
     nonce: int = -1
     since: float = 0.0
 
-    def comes(self, state: CoordinatorState, nonce: int, *, signer: bytes, now: int, local: float) -> bool:
-        """Whether it is this signer's turn. now: the chain's time."""
-        if not due(state, now):
+    def comes(
+        self, state: CoordinatorState, nonce: int, *, signer: bytes, now: int, local: float, beacon: Beacon = NO_BEACON
+    ) -> bool:
+        """Whether it is this signer's turn. now: the chain's time. beacon: of the run's account."""
+        if not wanted(state, beacon, now):
             self.nonce = -1
             return False
         if self.nonce != nonce:

@@ -25,7 +25,8 @@ from solders.transaction_metadata import FailedTransactionMetadata
 from plugins.backend_solana.tests.svm.refusals import coordinator_refusal
 from psyche_backend_solana import programs
 from psyche_backend_solana.layouts import coordinator as layout
-from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, CoordinatorAccount
+from psyche_backend_solana.layouts.beacon import Beacon
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, BEACON_OFFSET, HEADER_BYTES, CoordinatorAccount
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator import commands
@@ -41,11 +42,17 @@ AUTHORIZER_ID = Pubkey.from_string("5CYB3VexRVB2HAJzmy5gF8fG61VPAZv6dZDHrFndTJVk
 MOST_UNITS = 1_400_000
 """Most compute units a transaction may ask for."""
 
+Hashes = Sequence[tuple[int, bytes]]
+"""Slots with their hashes, newest first."""
+
 NOT_SIGNED = "NotSigned"
 """The Ed25519 program refused a signature, before the coordinator was asked anything."""
 
-MEMORY_BYTES = 800
-"""Bytes of the header, its last ones, in which the program keeps what it derived."""
+MEMORY_BYTES = 752
+"""Bytes of the header, those before the beacon, in which the program keeps what it derived."""
+
+REMEMBERED_SLOTS = 512
+"""Entries of the sysvar with the hashes of slots."""
 
 NO_PROOF = bytes(64)
 """A proof that is sent without the instruction that would verify it."""
@@ -141,14 +148,17 @@ class CoordinatorSvm:
         found = self.svm.get_account(address)
         return b"" if found is None else bytes(found.data)
 
-    def begin(self, state: CoordinatorState | None = None, *, memory: bytes = bytes(MEMORY_BYTES)) -> None:
+    def begin(
+        self, state: CoordinatorState | None = None, *, memory: bytes = bytes(MEMORY_BYTES), beacon: Beacon | None = None
+    ) -> None:
         """Put the run's account back to how `init` made it, with the image of a state in it when one is given.
 
-        memory: what the program derived before, see `memory`.
+        memory: what the program derived before, see `memory`. beacon: None for that of a run without a seed.
         """
         content = bytes(image.SIZE) if state is None else image.encode(state)
         staging = bytes(ACCOUNT_BYTES - HEADER_BYTES - image.SIZE)
-        self.put(self.run.account, self._fresh[: HEADER_BYTES - MEMORY_BYTES] + memory + content + staging)
+        head = self._fresh[: BEACON_OFFSET - MEMORY_BYTES] + memory + (beacon or Beacon()).pack()
+        self.put(self.run.account, head + content + staging)
 
     @property
     def instance(self) -> bytes:
@@ -162,7 +172,7 @@ class CoordinatorSvm:
     @property
     def memory(self) -> bytes:
         """What the program derived from the image and keeps, which is elections."""
-        return self.data()[HEADER_BYTES - MEMORY_BYTES : HEADER_BYTES]
+        return self.data()[BEACON_OFFSET - MEMORY_BYTES : BEACON_OFFSET]
 
     @property
     def image(self) -> bytes:
@@ -174,12 +184,22 @@ class CoordinatorSvm:
         """The run's account, read."""
         return CoordinatorAccount.parse(self.data())
 
-    def at(self, now: int, slot: int) -> int:
-        """Put the clock there; the seed that a round would get."""
+    @property
+    def beacon(self) -> Beacon:
+        """What the next seed is made of."""
+        return Beacon.parse(self.data()[BEACON_OFFSET:HEADER_BYTES])
+
+    def at(self, now: int, slot: int, hashes: Hashes | None = None) -> int:
+        """Put the clock there; the seed that a round would get.
+
+        hashes: of earlier slots, newest first; None for `slot_hashes`.
+        """
         clock = self.svm.get_clock()
         clock.unix_timestamp, clock.slot = now, slot
         self.svm.set_clock(clock)
-        return round_seed(now, slot)
+        known = slot_hashes(slot) if hashes is None else hashes
+        self.svm.set_slot_hashes([(before, Hash(content)) for before, content in known])
+        return self.beacon.looked(slot, known).seed(now, slot)
 
     def send(self, instructions: Sequence[Instruction], *signers: Keypair, units: int | None = None) -> Answer:
         """Send one transaction, paid by the first signer. units: the limit to ask for, None for the chain's own."""
@@ -299,10 +319,23 @@ def nothing_due(command: Command, before: CoordinatorState, after: CoordinatorSt
     return "NothingDue" if isinstance(command, commands.Tick) and before == after else None
 
 
-def round_seed(now: int, slot: int) -> int:
-    """The seed of what starts at this time (unix seconds) in this slot of the chain."""
-    digest = hashlib.sha256(now.to_bytes(8, "little", signed=True) + slot.to_bytes(8, "little")).digest()
-    return int.from_bytes(digest[:8], "little")
+@cache
+def slot_hash(slot: int) -> bytes | None:
+    """The hash of a slot, None for one that was skipped: every fifth or so."""
+    digest = hashlib.sha256(f"slot {slot}".encode()).digest()
+    return digest if digest[0] % 5 else None
+
+
+def slot_hashes(slot: int, remembered: int = REMEMBERED_SLOTS) -> Hashes:
+    """What the chain remembers in this slot, newest first: so many slots that were not skipped, if there were as many."""
+    found: list[tuple[int, bytes]] = []
+    before = slot
+    while before > 0 and len(found) < remembered:
+        before -= 1
+        content = slot_hash(before)
+        if content is not None:
+            found.append((before, content))
+    return found
 
 
 def open_authorization(

@@ -18,8 +18,16 @@ from pathlib import Path
 from random import Random
 
 from plugins.backend_solana.tests.svm import runs
-from plugins.backend_solana.tests.svm.coordinator_svm import NOT_SIGNED, PROGRAM_FILE, CoordinatorSvm, member, nothing_due
+from plugins.backend_solana.tests.svm.coordinator_svm import (
+    NOT_SIGNED,
+    PROGRAM_FILE,
+    CoordinatorSvm,
+    member,
+    nothing_due,
+    slot_hashes,
+)
 from plugins.backend_solana.tests.svm.random_commands import RandomCommands
+from psyche_backend_solana.layouts.beacon import Beacon
 from psyche_core.coordinator import apply, commands
 from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.commands import Command
@@ -31,12 +39,26 @@ FIRST_SECOND = 1_700_000_000
 LAST_COMMANDS = 8
 """Commands that a finished run is sent."""
 
+STEPS = (0, 1, 1, 2, 2, 3, 8)
+"""Slots between two commands."""
+REMEMBERED = 40
+"""Slots whose hashes this chain remembers; a real one, which remembers 512, takes longer to set up for each command."""
+LONG_STEP, LONG_STEP_CHANCE = 80, 0.02
+"""More slots than are remembered."""
+
+UNSEEING = (commands.UpdateConfig, commands.SetFutureEpochRates)
+"""What an owner writes down looks for no hash."""
+
 SIZES = (1, 2, 3, 3, 4, 5, 5, 8, 12, 16)
 
 
 @dataclass(slots=True)
 class Coverage:
-    """What was compared. accepted, refused: command kind -> how often; names: refusals; states: phase -> commands sent in it."""
+    """What was compared.
+
+    accepted, refused: command kind -> how often; names: refusals; states: phase -> commands sent in it; seeds: what they were
+    made of.
+    """
 
     sequences: int = 0
     accepted: Counter[str] = field(default_factory=Counter)
@@ -46,6 +68,7 @@ class Coverage:
     verdicts: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
     units: Counter[str] = field(default_factory=Counter)
+    seeds: Counter[str] = field(default_factory=Counter)
     differences: list[str] = field(default_factory=list)
 
     @property
@@ -61,6 +84,7 @@ class Coverage:
         lines += ["", f"{'phase':22} {'commands':>9}", *(f"{name:22} {count:9,}" for name, count in self.states.most_common())]
         lines += ["", f"{'refusal':28} {'times':>9}", *(f"{name:28} {count:9,}" for name, count in self.names.most_common())]
         lines += ["", f"{'event':28} {'times':>9}", *(f"{name:28} {count:9,}" for name, count in self.events.most_common())]
+        lines += ["", f"{'seed':28} {'times':>9}", *(f"{name:28} {count:9,}" for name, count in self.seeds.most_common())]
         lines += ["", f"{'verdict':28} {'times':>9}", *(f"{name:28} {count:9,}" for name, count in self.verdicts.most_common())]
         return "\n".join(lines)
 
@@ -76,6 +100,7 @@ class Comparison:
         self.chain = CoordinatorSvm(members=members + 1, program=program)
         self.coverage = Coverage()
         self._slot = 1000
+        self._steps = Random(0)
 
     def sequence(self, number: int, *, length: int) -> None:
         """Compare the run of this number. A difference is noted, and ends it."""
@@ -92,6 +117,7 @@ class Comparison:
         """Compare a run of so many commands. begin: where it does, None for a new one; that of a finished one ends early."""
         self.coverage.sequences += 1
         now = FIRST_SECOND
+        self._steps = Random(f"slots of {name}")
         try:
             self.chain.begin(begin)
             state = begin
@@ -111,18 +137,24 @@ class Comparison:
 
     def compare(self, state: CoordinatorState, command: Command, now: int) -> CoordinatorState:
         """The state after a command, the same on both sides. Raises Difference."""
-        self._slot += 1
-        seed = self.chain.at(now, self._slot)
+        self._slot += LONG_STEP if self._steps.random() < LONG_STEP_CHANCE else self._steps.choice(STEPS)
+        hashes = slot_hashes(self._slot, REMEMBERED)
+        seed = self.chain.at(now, self._slot, hashes)
         kind, refusal = type(command).__name__, None
-        before = state
+        before, old = state, self.chain.beacon
+        beacon = looked = old if isinstance(command, UNSEEING) else old.looked(self._slot, hashes)
         try:
             state, events = apply(state, command, now, seed)
+            if any(isinstance(event, commands.EpochStarted | commands.RoundStarted) for event in events):
+                self.coverage.seeds["of a hash" if looked.known else "of clock and slot"] += 1
+                beacon = Beacon(self._slot)
             self.coverage.events.update(type(event).__name__ for event in events)
             closed = (event for event in events if isinstance(event, commands.ChallengeClosed))
             self.coverage.verdicts.update(f"{event.outcome}{', strikes' if event.strikes else ''}" for event in closed)
         except CoordinatorError as error:
             refusal = error.name
-        refusal = refusal or nothing_due(command, before, state)
+        if looked == old:
+            refusal = refusal or nothing_due(command, before, state)
         answer = self.chain.do(command, before)
         self.coverage.states[before.run_state.name] += 1
         self.coverage.units[kind] = max(self.coverage.units[kind], answer.units)
@@ -133,6 +165,14 @@ class Comparison:
             self.coverage.names[refusal] += 1
         if answer.refusal != refusal and not (answer.refusal == NOT_SIGNED and refusal is not None):
             message = f"{command} in {before.run_state.name}: expected {refusal}, got {answer.refusal} {answer.logs[-3:]}"
+            raise Difference(message)
+
+        if refusal is None:
+            self.coverage.seeds["hash taken in"] += looked != old and looked.known
+            self.coverage.seeds["hash forgotten"] += looked != old and not looked.known
+        beacon = beacon if refusal is None else old
+        if self.chain.beacon != beacon:
+            message = f"{command} in {before.run_state.name}: expected {beacon}, got {self.chain.beacon}"
             raise Difference(message)
 
         expected, got = image.encode(state), self.chain.image

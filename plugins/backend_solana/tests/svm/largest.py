@@ -27,6 +27,7 @@ from plugins.backend_solana.tests.svm.coordinator_svm import (
 )
 from plugins.backend_solana.tests.svm.random_commands import payload
 from psyche_backend_solana.layouts import coordinator as layout
+from psyche_backend_solana.layouts.beacon import Beacon
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, OLD_ACCOUNT_BYTES
 from psyche_core.coordinator import apply, commands
 from psyche_core.coordinator import canonical_image as image
@@ -60,6 +61,9 @@ from psyche_core.verification.words import Word, encode_words
 from psyche_core.wire.messages import commitment_hash, sign_commitment
 
 NOW = 1_800_000_000
+SLOT = 100_000
+LONG_AGO = Beacon(SLOT - 480)
+"""To find its hash takes most compute units."""
 _SINCE = NOW - 5
 _EVERYBODY = tuple(range(MAX_CLIENTS))
 
@@ -358,10 +362,10 @@ class Largest:
         return commands.Equivocation(member(0), state.progress.epoch, judged.height, slot, results[0], results[1])
 
 
-def measured(chain: CoordinatorSvm, case: Case, *, memory: bytes = bytes(MEMORY_BYTES)) -> Answer:
+def measured(chain: CoordinatorSvm, case: Case, *, memory: bytes = bytes(MEMORY_BYTES), beacon: Beacon | None = None) -> Answer:
     """Send a case, and compare what became of it. Raises AssertionError where the two coordinators differ."""
-    chain.begin(case.state, memory=memory)
-    seed = chain.at(NOW, 77)
+    chain.begin(case.state, memory=memory, beacon=beacon)
+    seed = chain.at(NOW, SLOT)
     refusal, after = None, case.state
     try:
         after, _ = apply(case.state, case.command, NOW, seed)
@@ -385,8 +389,8 @@ def compute_units(program: Path = PROGRAM_FILE) -> dict[str, dict[str, int]]:
             label = f"{name}, {percent} % verify"
             found[label], found[f"{label}, drawn"] = {}, {}
             for case in Largest(torn=torn, percent=percent, instance=chain.instance).cases():
-                found[label][case.name] = measured(chain, case).units
-                found[f"{label}, drawn"][case.name] = measured(chain, case, memory=chain.memory).units
+                found[label][case.name] = measured(chain, case, beacon=LONG_AGO).units
+                found[f"{label}, drawn"][case.name] = measured(chain, case, memory=chain.memory, beacon=LONG_AGO).units
     found["accounts"] = {**_account_units(program), "expel": _expel_units(chain)}
     return found
 
@@ -397,7 +401,7 @@ def _expel_units(chain: CoordinatorSvm) -> int:
     state = replace(largest.state, run_state=RunState.Warmup, epoch=replace(largest.state.epoch, unplayed=True))
     last = MAX_CLIENTS - 1
     chain.begin(state)
-    after, _ = apply(state, commands.Withdraw(member(last)), NOW, chain.at(NOW, 77))
+    after, _ = apply(state, commands.Withdraw(member(last)), NOW, chain.at(NOW, SLOT))
     answer = chain.send([layout.expel(chain.run, authority=chain.owner.pubkey(), user=wallet(last).pubkey())], chain.owner)
     if answer.refusal is not None or chain.image != image.encode(after):
         message = f"expel: {answer.refusal} {answer.logs[-3:]}; or the images differ"

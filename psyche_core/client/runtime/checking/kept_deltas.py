@@ -1,7 +1,7 @@
 """The deltas of our last results, which others may ask us to show. In host memory: 4 bytes for each parameter and result, twice
 that if the optimizer has a memory of earlier gradients.
 
-A share of round h is drawn when round h + 2 begins. So the deltas of the last few results are kept anyway, and those of a
+A share of round h is drawn when round h + 3 begins. So the deltas of the last few results are kept anyway, and those of a
 challenged share, and of the result before it, until its stages are over. Nothing survives the process.
 """
 
@@ -20,8 +20,8 @@ from psyche_core.verification.merkle import NO_DELTA, MerkleTree
 from psyche_core.verification.opening import Memory, OpenedChunk, delta_leaf, opened_half
 from psyche_core.verification.parts import ChunkShape, ChunkTable, encode_deltas, encode_no_delta, encode_signs
 
-KEPT_RESULTS = 5
-"""So many last results keep their delta: those of four rounds may be drawn or shown before a new one is added, and one before."""
+KEPT_RESULTS = 6
+"""So many last results keep their delta: those of five rounds may be drawn or shown before a new one is added, and one before."""
 
 
 class DeltaLost(Exception):

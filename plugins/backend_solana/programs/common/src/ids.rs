@@ -13,6 +13,8 @@ pub const MINING_POOL: Pubkey = [57, 155, 96, 100, 132, 172, 28, 238, 92, 245, 8
 
 /// System program: 11111111111111111111111111111111
 pub const SYSTEM: Pubkey = [0; 32];
+/// The hashes of the last 512 slots: SysvarS1otHashes111111111111111111111111111
+pub const SLOT_HASHES: Pubkey = [6, 167, 213, 23, 25, 47, 10, 175, 198, 242, 101, 227, 251, 119, 204, 122, 218, 130, 197, 41, 208, 190, 59, 19, 110, 45, 0, 85, 32, 0, 0, 0];
 /// SPL Token: TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA
 pub const TOKEN: Pubkey = [6, 221, 246, 225, 215, 101, 161, 147, 217, 203, 225, 70, 206, 235, 121, 172, 28, 180, 133, 237, 95, 91, 55, 145, 58, 140, 245, 133, 126, 255, 0, 169];
 /// Associated token accounts: ATokenGPvbdGVxr1b2hvZbsiqW5xWH25efTNsLJA8knL

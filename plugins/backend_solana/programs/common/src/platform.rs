@@ -1,4 +1,5 @@
 //! The clock, rent, hashes, logs and derived addresses, over the syscalls.
+use crate::ids::SLOT_HASHES;
 use crate::runtime as rt;
 use crate::Pubkey;
 
@@ -16,6 +17,37 @@ pub fn clock() -> Clock {
     let mut c = Clock::default();
     unsafe { rt::sol_get_clock_sysvar(&mut c as *mut Clock as *mut u8) };
     c
+}
+
+/// The slots that the chain remembers with their hashes, newest first; skipped ones are not there. Read word by word: all of it has 20 kB.
+pub struct SlotHashes {
+    pub count: u64,
+}
+
+impl SlotHashes {
+    pub fn open() -> SlotHashes {
+        let mut count = 0u64;
+        read(0, &mut count as *mut u64 as *mut u8, 8);
+        SlotHashes { count }
+    }
+
+    /// The number of the slot in this place, 0 where there is none.
+    pub fn slot(&self, place: u64) -> u64 {
+        let mut slot = 0u64;
+        read(8 + 40 * place, &mut slot as *mut u64 as *mut u8, 8);
+        slot
+    }
+
+    /// Its hash, zero where there is none. (The chain does not write sysvars into accounts, so it goes over the stack.)
+    pub fn hash(&self, place: u64) -> [u64; 4] {
+        let mut hash = [0; 4];
+        read(16 + 40 * place, hash.as_mut_ptr() as *mut u8, 32);
+        hash
+    }
+}
+
+fn read(offset: u64, out: *mut u8, len: u64) {
+    unsafe { rt::sol_get_sysvar(SLOT_HASHES.as_ptr(), out, offset, len) };
 }
 
 /// Lamports that keep an account of `len` bytes for ever, as the rent sysvar says. Its threshold is an f64 (2.0 before SIMD-0194, 1.0

@@ -16,6 +16,7 @@ extern "C" {
     pub fn sol_sha256(vals: *const &[u8], n: u64, out: *mut u8) -> u64;
     pub fn sol_get_clock_sysvar(out: *mut u8) -> u64;
     pub fn sol_get_rent_sysvar(out: *mut u8) -> u64;
+    pub fn sol_get_sysvar(id: *const u8, out: *mut u8, offset: u64, len: u64) -> u64;
     pub fn sol_create_program_address(seeds: *const &[u8], n: u64, id: *const u8, out: *mut u8) -> u64;
     pub fn sol_try_find_program_address(seeds: *const &[u8], n: u64, id: *const u8, out: *mut u8, bump: *mut u8) -> u64;
     pub fn sol_invoke_signed_c(ins: *const u8, infos: *const u8, n: u64, seeds: *const u8, nseeds: u64) -> u64;
@@ -93,6 +94,7 @@ absent! {
     sol_sha256(*const &[u8], u64, *mut u8) -> u64;
     sol_get_clock_sysvar(*mut u8) -> u64;
     sol_get_rent_sysvar(*mut u8) -> u64;
+    sol_get_sysvar(*const u8, *mut u8, u64, u64) -> u64;
     sol_create_program_address(*const &[u8], u64, *const u8, *mut u8) -> u64;
     sol_try_find_program_address(*const &[u8], u64, *const u8, *mut u8, *mut u8) -> u64;
     sol_invoke_signed_c(*const u8, *const u8, u64, *const u8, u64) -> u64;

@@ -1,5 +1,6 @@
 //! The program's accounts and the checks before anything is done with them.
 use crate::backing::Backing;
+use crate::beacon::{first_word, Beacon};
 use crate::counted;
 use crate::elections::Memory;
 use crate::image::{Image, Key};
@@ -40,6 +41,7 @@ pub struct Coordinator {
     pub metadata: [u8; METADATA_BYTES],
     pub backing: Backing,
     pub memory: Memory,
+    pub beacon: Beacon,
     pub image: Image,
     pub staging: [u8; STAGING_BYTES],
 }
@@ -52,7 +54,7 @@ pub const OLD_RUN_STATE: [usize; 4] = [1_344 + 120, 1_344 + 120, 1_344 + 152, 1_
 
 const _: () = {
     assert!(INSTANCE_BYTES == 256 && BYTES == 259_216);
-    assert!(core::mem::offset_of!(Coordinator, backing) == 512 && core::mem::offset_of!(Coordinator, memory) == 544 && core::mem::offset_of!(Coordinator, image) == 1344);
+    assert!(core::mem::offset_of!(Coordinator, backing) == 512 && core::mem::offset_of!(Coordinator, memory) == 544 && core::mem::offset_of!(Coordinator, beacon) == 1296 && core::mem::offset_of!(Coordinator, image) == 1344);
 };
 
 unsafe impl Record for Instance {
@@ -114,14 +116,12 @@ pub fn owned(input: &Input, authority: &Account, instance: &Account, account: &A
     Ok(unsafe { &mut *found })
 }
 
-/// The clock's time in unix seconds, and the round seed of this slot.
+/// The clock's time in unix seconds, the slot, and a number that is another one in each slot.
 #[inline(never)]
-fn read_clock(out: &mut [u64; 2]) {
+fn read_clock(out: &mut [u64; 3]) {
     let clock = clock();
     let hash = sha256(&[&clock.unix.to_le_bytes(), &clock.slot.to_le_bytes()]);
-    let mut seed = [0; 8];
-    seed.copy_from_slice(&hash[..8]);
-    *out = [clock.unix.max(0) as u64, u64::from_le_bytes(seed)];
+    *out = [clock.unix.max(0) as u64, clock.slot, first_word(&hash)];
 }
 
 /// What a command works on. Refuses (Halted) where there is no run yet. Counts the instruction; a refusal after this undoes that.
@@ -131,9 +131,13 @@ pub fn run_of(coordinator: &'static mut Coordinator) -> Result<Run, Refusal> {
         return Err(HALTED);
     }
     counted(coordinator);
-    let mut time = [0; 2];
+    let mut time = [0; 3];
     read_clock(&mut time);
-    Ok(Run { image: &mut coordinator.image, memory: &mut coordinator.memory, backing: &mut coordinator.backing, now: time[0], seed: time[1] })
+    let [now, slot, salt] = time;
+    let looked = coordinator.beacon.look(slot);
+    let seed = coordinator.beacon.seed(salt);
+    let Coordinator { image, memory, backing, beacon, .. } = coordinator;
+    Ok(Run { image, memory, backing, beacon, now, slot, seed, salt, looked })
 }
 
 /// What a member's command works on, all checks done: the signature and the account.

@@ -272,11 +272,12 @@ fn eject_for_strikes(run: &mut Run, out: &Set, ended: usize) {
     }
 }
 
-/// Draws challenges about the shares that were decided last, when the round after `current` begins.
+/// Draws challenges about the shares of the round three before the one that begins after `current`: its seed was not known before these
+/// were decided.
 #[inline(never)]
 pub fn draw_challenges(run: &mut Run, current: usize) {
     let percent = run.image.config.verification_percent as usize;
-    let judged = before(run, current, 1);
+    let judged = before(run, current, 2);
     if percent == 0 || judged == NONE {
         return;
     }

@@ -18,10 +18,10 @@ pub struct Election {
 #[repr(C)]
 pub struct Memory {
     elections: [Election; STORED_ROUNDS],
-    unused: [u8; 800 - STORED_ROUNDS * core::mem::size_of::<Election>()],
+    unused: [u8; 752 - STORED_ROUNDS * core::mem::size_of::<Election>()],
 }
 
-const _: () = assert!(core::mem::size_of::<Memory>() == 800);
+const _: () = assert!(core::mem::size_of::<Memory>() == 752);
 
 pub fn at_most(run: &Run) -> usize {
     match run.image.config.witness_nodes {

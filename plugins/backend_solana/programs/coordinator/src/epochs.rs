@@ -31,6 +31,7 @@ fn tick_waiting(run: &mut Run) -> Outcome {
     if run.image.from_checkpoint != 0 || !stayed {
         loaded_from_hub(run.image);
     }
+    let seed = run.seed_drawn();
     let image = &mut *run.image;
     let (epoch, pending) = (&mut image.epoch, &image.pending);
     epoch.clients.truncate(0);
@@ -41,7 +42,7 @@ fn tick_waiting(run: &mut Run) -> Outcome {
     epoch.clients.count = pending.count.min(MAX_CLIENTS as u32);
     epoch.start_time = run.now;
     epoch.start_step = image.progress.step;
-    epoch.seed = run.seed;
+    epoch.seed = seed;
     epoch.rates = image.future_rates;
     epoch.rates.earning = run.backing.promise(epoch.rates.earning);
     epoch.ending = 0;
@@ -59,7 +60,7 @@ fn tick_waiting(run: &mut Run) -> Outcome {
 /// Whether a client that is healthy in the last epoch is among the members. `missed` gets the score with which each of them begins.
 #[inline(never)]
 fn stayed(run: &Run, missed: &mut [u8; MAX_CLIENTS]) -> bool {
-    let members = Signers::over(run.image.pending.used(), run.seed);
+    let members = Signers::over(run.image.pending.used(), run.salt);
     for number in 0..run.image.pending.len() {
         members.insert(number);
     }

@@ -6,6 +6,7 @@
 
 mod accounts;
 mod backing;
+mod beacon;
 mod challenges;
 mod checkpoints;
 mod drawing;

@@ -80,7 +80,7 @@ pub fn has_room(run: &Run, grant: &Authorization, delegates: &[Pubkey], user: &K
     if grant.is_for_everybody() {
         return pending.len() < limit;
     }
-    let members = Signers::over(pending, run.seed);
+    let members = Signers::over(pending, run.salt);
     for number in 0..pending.len() {
         members.insert(number);
     }
@@ -134,7 +134,7 @@ pub fn exit(run: &mut Run, slots: &Set, to: u8) {
         return;
     }
     let height = current_height(run);
-    let gone = Signers::over(run.image.epoch.clients.used(), run.seed);
+    let gone = Signers::over(run.image.epoch.clients.used(), run.salt);
     let mut left = leaving;
     while !set::is_empty(&left) {
         let slot = set::take_first(&mut left);

@@ -3,7 +3,7 @@ use core::num::NonZeroU32;
 use psyche_common::Error;
 
 /// A refusal's number. Not zero, so that an `Outcome` is one register: functions that return more are copied into their callers.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Refusal(NonZeroU32);
 
 pub type Outcome = Result<(), Refusal>;

@@ -120,7 +120,7 @@ pub fn has_account_for(run: &Run, signer: &Key) -> bool {
         return true;
     }
     // its epoch's clients and the pending members that have none, each once, and itself
-    let clients = Signers::over(image.epoch.clients.used(), run.seed);
+    let clients = Signers::over(image.epoch.clients.used(), run.salt);
     let mut without = usize::from(image.slot_of(signer) == NONE);
     for (slot, client) in image.epoch.clients.used().iter().enumerate() {
         clients.insert(slot);

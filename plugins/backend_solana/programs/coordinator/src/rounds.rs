@@ -52,11 +52,11 @@ pub fn start_round(run: &mut Run, healthy: &Set, drain: bool) {
     }
     let place = rounds.len();
     rounds.count += 1;
-    let (step, history) = (run.image.progress.step, run.image.history);
+    let (step, history, seed) = (run.image.progress.step, run.image.history, run.seed_drawn());
     let round: &mut Round = &mut run.image.epoch.rounds.items[place];
     round.height = height;
     round.step = step;
-    round.seed = run.seed;
+    round.seed = seed;
     round.slots = *healthy;
     round.recomputing = busy;
     round.drain = u8::from(drain);

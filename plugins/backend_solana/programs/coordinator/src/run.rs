@@ -1,5 +1,6 @@
 //! What a command works on: the image, what was derived from it, the time and the seed.
 use crate::backing::Backing;
+use crate::beacon::Beacon;
 use crate::elections::Memory;
 use crate::image::{self, Image, Key};
 
@@ -9,8 +10,22 @@ pub struct Run {
     pub backing: &'static mut Backing,
     /// Unix seconds.
     pub now: u64,
-    /// For the epoch or round that may start.
+    pub slot: u64,
+    /// For the epoch or round that may start. Who starts it says so (`seed_drawn`).
     pub seed: u64,
+    /// Another number in each slot, which whoever sends the instruction can know.
+    pub salt: u64,
+    pub beacon: &'static mut Beacon,
+    /// Whether this instruction changed the beacon.
+    pub looked: bool,
+}
+
+impl Run {
+    /// The seed has been used.
+    pub fn seed_drawn(&mut self) -> u64 {
+        self.beacon.drawn(self.slot);
+        self.seed
+    }
 }
 
 /// The program's heap, zero when an instruction begins: room for what has no place in an account and is too large for the stack.
@@ -33,25 +48,25 @@ pub mod heap {
 
 const PLACES: usize = 2048;
 
-/// Finds signers: open addressing over the heap, of keys that stay where they are. `seed` is another in every slot of the chain, so
+/// Finds signers: open addressing over the heap, of keys that stay where they are. `salt` is another in every slot of the chain, so
 /// keys that somebody made to collide do so once, and cost compute units then, nothing else.
 pub struct Signers {
-    seed: u64,
+    salt: u64,
     first: *const u8,
     stride: usize,
 }
 
 impl Signers {
     /// An empty table over records of `stride` bytes that begin with a signer, at most 512 of them.
-    pub fn over<T>(records: &[T], seed: u64) -> Signers {
+    pub fn over<T>(records: &[T], salt: u64) -> Signers {
         unsafe { core::ptr::write_bytes(heap::table(), 0, PLACES) };
-        Signers { seed: seed | 1, first: records.as_ptr() as *const u8, stride: core::mem::size_of::<T>() }
+        Signers { salt: salt | 1, first: records.as_ptr() as *const u8, stride: core::mem::size_of::<T>() }
     }
 
     #[inline(always)]
     fn start(&self, signer: &Key) -> usize {
         let word = u64::from(signer[0]) | u64::from(signer[1]) << 32;
-        (word.wrapping_mul(self.seed) >> 53) as usize
+        (word.wrapping_mul(self.salt) >> 53) as usize
     }
 
     #[inline(always)]

@@ -134,7 +134,7 @@ fn nobody_awaited(run: &Run, healthy: &Set, slots: &Set) -> bool {
         return true;
     }
     let unready = run.image.unready.used();
-    let left_alone = Signers::over(unready, run.seed);
+    let left_alone = Signers::over(unready, run.salt);
     for (number, entry) in unready.iter().enumerate() {
         if entry.score >= UNREADY_LIMIT {
             left_alone.insert(number);
@@ -161,7 +161,7 @@ fn note_late(run: &mut Run, late: &Set, ready: &Set) {
     let image = &mut *run.image;
     let (mut gone, mut scores): (Set, [u8; MAX_CLIENTS]) = ([0; 4], [0; MAX_CLIENTS]);
     if image.unready.len() > 0 {
-        let known = Signers::over(image.unready.used(), run.seed);
+        let known = Signers::over(image.unready.used(), run.salt);
         for number in 0..image.unready.len() {
             known.insert(number);
         }

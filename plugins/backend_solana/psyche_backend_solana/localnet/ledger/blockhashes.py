@@ -1,7 +1,7 @@
 """The recent blockhashes that a transaction may name.
 
 LiteSVM knows one blockhash, and its check is off. This window replaces it and is as long as a real chain's. The hash of a slot
-is derived from the previous one, and the first from the chain's genesis.
+is derived from the previous one and from fresh random bytes, since nobody may know it before; the first from the chain's genesis.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from psyche_backend_solana.localnet import base58
 from psyche_backend_solana.localnet.settings import BLOCKHASH_SLOTS
 
 
-def next_hash(previous: str, slot: int) -> str:
-    """The blockhash (base58) of a slot."""
-    return base58.encode(hashlib.sha256(base58.decode(previous) + slot.to_bytes(8, "little")).digest())
+def next_hash(previous: str, slot: int, *, fresh: bytes = b"") -> str:
+    """The blockhash (base58) of a slot. fresh: random bytes that make it unpredictable."""
+    return base58.encode(hashlib.sha256(base58.decode(previous) + slot.to_bytes(8, "little") + fresh).digest())
 
 
 class BlockhashWindow:

@@ -8,6 +8,7 @@ repeated transactions. Durable nonces are not supported, because LiteSVM has no 
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,9 @@ from psyche_backend_solana.localnet.ledger.records import AccountSet, Block, Eve
 from psyche_backend_solana.localnet.ledger.transaction_errors import error_json
 from psyche_backend_solana.localnet.ledger.transactions import AccountKeys, account_keys, signatures_match
 from psyche_backend_solana.localnet.settings import BLOCKHASH_SLOTS
+
+SLOT_HASHES = 512
+"""Slots whose hashes programs can read, as on a real chain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,7 @@ class Ledger:
         self.slot: int = FIRST_SLOT
         self.unix: int = unix
         self.blockhashes: BlockhashWindow = BlockhashWindow(FIRST_SLOT, next_hash(self.genesis_hash, FIRST_SLOT))
+        self._slot_hashes: deque[tuple[int, Hash]] = deque(maxlen=SLOT_HASHES)
         self.processed: dict[str, int] = {}
         self.touched: set[Pubkey] = {self._faucet.pubkey()}
         self.changes: int = 0
@@ -135,7 +140,8 @@ class Ledger:
             return
 
         parent, self.slot, self.unix = self.slot, instant.slot, max(instant.unix, self.unix)
-        self.blockhashes.add(self.slot, next_hash(self.blockhashes.latest, self.slot))
+        self._slot_hashes.appendleft((parent, Hash.from_string(self.blockhashes.latest)))
+        self.blockhashes.add(self.slot, next_hash(self.blockhashes.latest, self.slot, fresh=secrets.token_bytes(32)))
         self.processed = {known: slot for known, slot in self.processed.items() if self.slot - slot <= BLOCKHASH_SLOTS}
         self._set_clock()
         self.history.begin(Block(slot=self.slot, parent=parent, blockhash=self.blockhashes.latest, unix=self.unix, signatures=[]))
@@ -144,11 +150,13 @@ class Ledger:
     def resume(self, slot: int, unix: int, blockhashes: BlockhashWindow) -> None:
         """Continue a saved chain from its newest slot, time and blockhashes."""
         self.slot, self.unix, self.blockhashes = slot, unix, blockhashes
+        self._slot_hashes.clear()
+        self._slot_hashes.extend((at, Hash.from_string(value)) for at, value in blockhashes.items() if at < slot)
         self._set_clock()
 
     def _set_clock(self) -> None:
         self._svm.set_clock(Clock(self.slot, 0, self.epoch, self.epoch + 1, self.unix))
-        self._svm.set_slot_hashes([(slot, Hash.from_string(value)) for slot, value in self.blockhashes.items()])
+        self._svm.set_slot_hashes(list(self._slot_hashes))  # a slot has its hash when it is over
 
     # ------------------------------------------------------------ transactions
 
