@@ -101,7 +101,8 @@ async def test_without_the_fork_server_its_programs_go_on_and_others_are_started
 def children_of_ours() -> list[int]:
     """Ids of the child processes of all threads of this process that have not ended."""
     found = [int(word) for folder in Path("/proc/self/task").iterdir() for word in _text(folder / "children").split()]
-    return [each for each in found if "\nState:\t" in (status := _text(Path(f"/proc/{each}/status"))) and "\nState:\tZ" not in status]
+    states = {each: _text(Path(f"/proc/{each}/status")) for each in found}
+    return [each for each, status in states.items() if "\nState:\t" in status and "\nState:\tZ" not in status]
 
 
 def _text(file: Path) -> str:
