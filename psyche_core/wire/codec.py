@@ -39,7 +39,8 @@ def encode(value: Any) -> bytes:
 
 def _check(value: Any) -> None:
     """Raise for values that `decode` would reject, so that a message that nobody can read fails at its sender."""
-    if type(value) in _ALWAYS_ALLOWED:
+    kind = type(value)
+    if kind in _ALWAYS_ALLOWED or (kind is int and -(2**64) <= value < 2**64):
         return
 
     if isinstance(value, dict):
@@ -48,14 +49,12 @@ def _check(value: Any) -> None:
                 message = f"a map key on the wire is a str or an int, got {type(key).__name__}"
                 raise TypeError(message)
 
-            if type(key) not in _ALWAYS_ALLOWED:
+            if type(key) is not str:
                 _check(key)
-            if type(item) not in _ALWAYS_ALLOWED:
-                _check(item)
+            _check(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            if type(item) not in _ALWAYS_ALLOWED:  # most are of these types, and a call costs more than this
-                _check(item)
+            _check(item)
     elif isinstance(value, int):
         if not -(2**64) <= value < 2**64:
             message = f"an integer on the wire is from -2**64 to 2**64 - 1, got one of {value.bit_length()} bits"
