@@ -23,6 +23,9 @@ MAX_ITEMS = 100_000
 _ALWAYS_ALLOWED = frozenset({type(None), bool, str, bytes})
 """Types whose values are all allowed. They are checked first, because most values have one of these types."""
 
+_FLOATS = {25: struct.Struct(">e"), 26: struct.Struct(">f"), 27: struct.Struct(">d")}
+"""By the low bits of the head."""
+
 
 def encode(value: Any) -> bytes:
     """Return the canonical CBOR of a value.
@@ -36,7 +39,8 @@ def encode(value: Any) -> bytes:
 
 def _check(value: Any) -> None:
     """Raise for values that `decode` would reject, so that a message that nobody can read fails at its sender."""
-    if type(value) in _ALWAYS_ALLOWED:
+    kind = type(value)
+    if kind in _ALWAYS_ALLOWED or (kind is int and -(2**64) <= value < 2**64):
         return
 
     if isinstance(value, dict):
@@ -45,7 +49,8 @@ def _check(value: Any) -> None:
                 message = f"a map key on the wire is a str or an int, got {type(key).__name__}"
                 raise TypeError(message)
 
-            _check(key)
+            if type(key) is not str:
+                _check(key)
             _check(item)
     elif isinstance(value, list | tuple):
         for item in value:
@@ -92,6 +97,7 @@ class _Scan:
 
     def __init__(self, data: bytes, *, max_depth: int, max_items: int) -> None:
         self._data = data
+        self._end = len(data)
         self._at = 0
         self._items = 0
         self._max_depth = max_depth
@@ -99,17 +105,19 @@ class _Scan:
 
     def run(self) -> None:
         self._item(0)
-        if self._at != len(self._data):
-            message = f"{len(self._data) - self._at} bytes follow the CBOR value"
+        if self._at != self._end:
+            message = f"{self._end - self._at} bytes follow the CBOR value"
             raise WireError(message)
 
-    def _take(self, count: int) -> bytes:
-        if count > len(self._data) - self._at:
+    def _skip(self, count: int) -> int:
+        """Go on by some bytes; returns where they begin."""
+        start = self._at
+        if count > self._end - start:
             message = "CBOR ends in the middle of a value"
             raise WireError(message)
 
-        self._at += count
-        return self._data[self._at - count : self._at]
+        self._at = start + count
+        return start
 
     def _item(self, depth: int) -> None:
         if depth > self._max_depth:
@@ -121,7 +129,7 @@ class _Scan:
             message = f"CBOR has more than {self._max_items} items"
             raise WireError(message)
 
-        head = self._take(1)[0]
+        head = self._data[self._skip(1)]
         major, low = head >> 5, head & 31
         if major == 7:
             self._simple(low)
@@ -131,29 +139,36 @@ class _Scan:
             message = "CBOR with indefinite length is refused"
             raise WireError(message)
 
-        argument = low if low < 24 else int.from_bytes(self._take(1 << (low - 24)), "big")
-        match major:
-            case 0 | 1:
-                pass
-            case 2 | 3:
-                self._take(argument)
-            case 4 | 5:
-                count = argument * (2 if major == 5 else 1)
-                if count > len(self._data) - self._at:
-                    message = "CBOR announces more items than it has bytes"
-                    raise WireError(message)
+        argument = low
+        if low >= 24:
+            start = self._skip(1 << (low - 24))
+            argument = int.from_bytes(self._data[start : self._at], "big")
+        if major < 2:  # an integer, which its argument is
+            return
 
-                for position in range(count):
-                    if major == 5 and position % 2 == 0:
-                        self._key()
-                    self._item(depth + 1)
-            case _:
-                message = "CBOR tags are refused"
-                raise WireError(message)
+        if major < 4:  # bytes or text
+            self._skip(argument)
+        elif major < 6:
+            self._items_of(argument, is_map=major == 5, depth=depth + 1)
+        else:
+            message = "CBOR tags are refused"
+            raise WireError(message)
+
+    def _items_of(self, count: int, *, is_map: bool, depth: int) -> None:
+        """Check what a list or a map holds. count: items of a list, pairs of a map."""
+        if (2 * count if is_map else count) > self._end - self._at:
+            message = "CBOR announces more items than it has bytes"
+            raise WireError(message)
+
+        for _ in range(count):
+            if is_map:
+                self._key()
+                self._item(depth)
+            self._item(depth)
 
     def _key(self) -> None:
         """Check the type of a map key without consuming it."""
-        if self._at < len(self._data) and self._data[self._at] >> 5 not in (0, 1, 3):
+        if self._at < self._end and self._data[self._at] >> 5 not in (0, 1, 3):
             message = "CBOR map keys other than integers and text are refused"
             raise WireError(message)
 
@@ -161,13 +176,13 @@ class _Scan:
         if low in (20, 21, 22):
             return
 
-        formats = {25: ">e", 26: ">f", 27: ">d"}
-        if low not in formats:
+        form = _FLOATS.get(low)
+        if form is None:
             message = "CBOR simple values other than true, false and null are refused"
             raise WireError(message)
 
-        form = formats[low]
-        (value,) = struct.unpack(form, self._take(struct.calcsize(form)))
+        start = self._skip(form.size)
+        (value,) = form.unpack_from(self._data, start)
         if not math.isfinite(value):
             message = "CBOR floats must be finite"
             raise WireError(message)

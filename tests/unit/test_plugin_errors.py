@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fork_server import shared
 from psyche_core import plugin_errors
 from psyche_core.cli.failures import describe_failure
 from psyche_core.errors import DataError, PluginFailed
@@ -280,7 +281,7 @@ def psyche_register_transports():
 
 @pytest.fixture
 def client(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`psyche WORDS client train` in a process of its own, with a backend that fails as it is told."""
+    """`psyche WORDS client train` in a process of its own (forked, with torch) and a backend that fails as it is told."""
 
     def run(*words: str, create: str = "pass", next_state: str = "pass") -> subprocess.CompletedProcess[str]:
         info = tmp_path / "silent_backend-0.5.dist-info"
@@ -290,12 +291,10 @@ def client(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         (info / "entry_points.txt").write_text(f"[{GROUP}]\n{points}")
         (tmp_path / "silent_backend_plugin.py").write_text(MEMBER.format(create=create, next_state=next_state))
         path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, "-m", "psyche_core", *words, "client", "train", "--run-id", "none", "--logs", "none"]
+        command = ["psyche_core", *words, "client", "train", "--run-id", "none", "--logs", "none"]
         command += ["--backend", "Silent", "--transport", "Alone", "--cache-dir", str(tmp_path / "cache")]
         command += ["--events-file", str(tmp_path / "events.jsonl")]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=100, env={**os.environ, "PYTHONPATH": path}, check=False
-        )
+        return shared().run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, timeout=100)
 
     return run
 

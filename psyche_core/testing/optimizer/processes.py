@@ -24,6 +24,7 @@ TIMEOUT = 120.0
 _CHILD = """
 import atexit, gc, importlib.util, json, sys
 atexit.register(gc.freeze)
+gc.set_threshold(100_000)
 given = json.load(sys.stdin)
 sys.path[:] = given["path"]
 import torch

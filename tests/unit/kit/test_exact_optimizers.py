@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from fork_server import shared
 
 PAGE = (Path(__file__).parents[3] / "docs" / "plugins" / "broken-plugins.md").read_text()
 
@@ -42,15 +42,15 @@ FACTORS = {
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What pytest says of all of them: one process, since most of its time it imports torch."""
+    """What pytest says of all of them: one process, forked from one that has imported torch."""
     folder = tmp_path_factory.mktemp("optimizers")
     files = [folder / f"test_{name.lower()}.py" for name in FACTORS]
     for file, (name, factor) in zip(files, FACTORS.items(), strict=True):
         file.write_text(TESTS.format(factor=factor, name=name))
     options = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(folder), *map(str, files)]
-    command = [sys.executable, "-m", "pytest", *options, "-rA", "-k", "replicas_stay_equal or another_process"]
+    command = ["pytest", *options, "-rA", "-k", "replicas_stay_equal or another_process"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False).stdout
+    return shared().run(command, cwd=folder, env=environment, timeout=100).stdout
 
 
 @pytest.mark.parametrize("name", FACTORS)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from fork_server import shared
 
 PAGE = (Path(__file__).parents[3] / "docs" / "plugins" / "broken-plugins.md").read_text()
 
@@ -40,8 +41,8 @@ def test_a_transport_that_hangs_is_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "test_hanging.py"
     file.write_text(TESTS)
     options = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tmp_path), str(file)]
-    command = [sys.executable, "-m", "pytest", *options, "-k", "broadcast_reaches_all or via_names or noticed"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    command = ["pytest", *options, "-k", "broadcast_reaches_all or via_names or noticed"]
+    done = shared().run(command, cwd=tmp_path, env=os.environ, timeout=100)
     assert "2 failed, 1 passed" in done.stdout, done.stdout
     told = set(re.findall(r"^E +AssertionError: (`receive` .*)$", done.stdout, flags=re.MULTILINE))
     contract = "within 0.3 s; the contract is psyche_core.interfaces.Transport"

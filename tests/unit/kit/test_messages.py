@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import pkgutil
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fork_server import shared
 from psyche_core import testing
 from psyche_core.hookspecs import KINDS
 from psyche_core.testing.conformance import Conformance
@@ -179,14 +179,14 @@ def test_every_conformance_class_names_an_interface_and_a_page() -> None:
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What pytest prints of each failed test of BROKEN, by class and name: one process for all."""
+    """What pytest prints of each failed test of BROKEN, by class and name: one process for all, forked from one with torch."""
     folder = tmp_path_factory.mktemp("broken")
     file = folder / "test_broken.py"
     file.write_text(BROKEN)
     tests = [f"{file}::{test.replace('.', '::')}" for test in TOLD]
     options = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(folder)]
-    command = [sys.executable, "-m", "pytest", *options, *tests, f"{file}::test_of_ones_own"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    command = ["pytest", *options, *tests, f"{file}::test_of_ones_own"]
+    done = shared().run(command, cwd=folder, env=os.environ, timeout=100)
     assert f"{len(TOLD) + 1} failed" in done.stdout, done.stdout
     _, *parts = re.split(r"^_+ ([\w.]+) _+$", done.stdout.partition("short test summary")[0], flags=re.MULTILINE)
     return dict(zip(parts[::2], parts[1::2], strict=True))

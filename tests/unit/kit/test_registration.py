@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fork_server import shared
 from psyche_core.hookspecs import GROUP
 from psyche_core.testing.registration import RegistrationConformance
 
@@ -115,13 +114,12 @@ def write_plugin(folder: Path, number: int) -> str:
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What pytest says of each mistake, by number: one process for all, since most of its time it imports torch."""
+    """What pytest says of each mistake, by number: one process for all, forked from one that has imported torch."""
     folder = tmp_path_factory.mktemp("checked")
     tests = [write_plugin(folder, number) for number in range(len(MISTAKES))]
     options = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(folder / "site")}
-    command = [sys.executable, "-m", "pytest", *options, *tests]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    done = shared().run(["pytest", *options, *tests], cwd=folder, env=environment, timeout=100)
     assert f"{len(MISTAKES)} failed" in done.stdout, done.stdout
     _, *parts = re.split(r"^_+ TestChecked(\d+)\.\w+ _+$", done.stdout.partition("short test summary")[0], flags=re.MULTILINE)
     assert parts[::2] == [str(number) for number in range(len(MISTAKES))]

@@ -33,7 +33,8 @@ LONE_SEEDS = 2
 @dataclass(frozen=True, slots=True)
 class Mutation:
     """faults: under which it matters. caught: invariants of which one has to break. lone: seen in long runs with one liar.
-    first: the first seed. found: a script in `found` that is played with these seeds, where random runs seldom get that far.
+    first: the first seed, one whose run notices: others before it cost time. found: a script in `found` that is played with these
+    seeds, where random runs seldom get that far.
     epoch: rounds of an epoch of such a long run, 0 for the usual number. Some lies cost time in each warmup, or a few times.
     """
 
@@ -57,27 +58,30 @@ MUTATIONS = (
              ("accepted-is-applied", "replicas-are-equal", "training-never-goes-back-unsaid")),
     Mutation(undo.the_first_result_wins, ("two-results",),
              ("replicas-are-equal", "accepted-is-applied", "no-sample-applied-twice")),
-    Mutation(undo.lost_shares_are_forgotten, ("three-results",), ("no-sample-skipped", "accepted-is-applied")),
+    Mutation(undo.lost_shares_are_forgotten, ("three-results",), ("no-sample-skipped", "accepted-is-applied"), first=12),
     Mutation(undo.anybody_states_for_anybody, ("garbage",), ("members-speak-for-themselves",)),
-    Mutation(undo.anybody_moves_the_checkpoint, ("garbage",), ("checkpointers-are-elected",)),
+    Mutation(undo.anybody_moves_the_checkpoint, ("garbage",), ("checkpointers-are-elected",), first=5),
     Mutation(undo.the_unhealthy_are_not_swept, ("leave", "crash"), ("rounds-are-played-by-the-healthy",)),
-    Mutation(undo.late_payloads_are_skipped, ("withhold", "delay", "drop"), ("accepted-is-applied", "replicas-are-equal")),
+    Mutation(undo.late_payloads_are_skipped, ("withhold", "delay", "drop"), ("accepted-is-applied", "replicas-are-equal"),
+             first=3),
     Mutation(undo.nothing_is_requeued, ("crash", "wrong-shape", "delay"), ("no-sample-skipped",)),
     Mutation(undo.requeued_samples_are_dealt_twice, ("crash", "wrong-shape"), ("no-sample-in-two-places",)),
-    Mutation(undo.digests_are_not_compared, ("bit-flip",), ("every-round-is-applied-by-all",)),
+    Mutation(undo.digests_are_not_compared, ("bit-flip",), ("every-round-is-applied-by-all",), first=11),
     Mutation(undo.results_are_applied_to_any_masters, (), ("training-never-goes-back-unsaid",), first=10109923,
              found="random-weights-taken-for-a-step"),
-    Mutation(undo.a_restarted_client_trains_its_share_again, ("restart",), ("no-honest-member-ejected",), first=80),
+    Mutation(undo.a_restarted_client_trains_its_share_again, ("restart",), ("no-honest-member-ejected",), first=99),
     Mutation(undo.anybody_joins_with_any_key, ("stolen-key",), ("no-honest-member-dropped", "honest-work-is-paid")),
     Mutation(undo.runs_of_one_name_are_one_run, ("old-signatures",), ("no-honest-member-ejected",)),
-    Mutation(undo.commitments_do_not_name_the_round, ("old-signatures", "older-state"), ("no-honest-member-ejected",)),
+    Mutation(undo.commitments_do_not_name_the_round, ("old-signatures", "older-state"), ("no-honest-member-ejected",), first=2),
     Mutation(undo.missed_duties_do_not_count, ("never-states",), ("a-liar-costs-little-time",), lone=True),
     Mutation(undo.late_statements_are_forgiven, ("late-statement",), ("a-liar-costs-little-time",), lone=True),
-    Mutation(undo.older_ends_are_said_as_they_are, ("all-die",), ("nothing-is-lost-that-a-member-holds", "the-run-goes-on")),
+    Mutation(undo.older_ends_are_said_as_they_are, ("all-die",), ("nothing-is-lost-that-a-member-holds", "the-run-goes-on"),
+             first=37),
     Mutation(undo.the_run_goes_back_as_soon_as_one_lacks_the_model, ("false-digests", "all-die"),
-             ("nothing-is-lost-that-a-member-holds", "nothing-is-lost-that-a-disk-holds"), first=110),
-    Mutation(undo.going_back_is_not_said, ("all-die",), ("training-never-goes-back-unsaid", "step-and-data-go-forward-only")),
-    Mutation(undo.journals_end_with_their_checkpoint, ("older-state",), ("nothing-is-lost-that-a-disk-holds",)),
+             ("nothing-is-lost-that-a-member-holds", "nothing-is-lost-that-a-disk-holds"), first=122),
+    Mutation(undo.going_back_is_not_said, ("all-die",), ("training-never-goes-back-unsaid", "step-and-data-go-forward-only"),
+             first=6),
+    Mutation(undo.journals_end_with_their_checkpoint, ("older-state",), ("nothing-is-lost-that-a-disk-holds",), first=14),
     Mutation(undo.bases_of_journals_are_deleted, (), ("nothing-is-lost-that-a-disk-holds",), first=127,
              found="full-journals-lost-their-base"),
     Mutation(undo.a_journals_base_takes_the_place_of_a_signed_checkpoint, (), ("signed-checkpoints-are-found",), first=4,
@@ -86,7 +90,7 @@ MUTATIONS = (
              found="base-of-a-forgotten-step-without-results"),
     Mutation(undo.only_the_present_journal_is_held, (), ("nothing-is-lost-that-a-disk-holds",), first=380,
              found="held-in-the-journal-before"),
-    Mutation(undo.a_contested_model_is_waited_for, ("all-die", "false-models"), ("the-run-goes-on",)),
+    Mutation(undo.a_contested_model_is_waited_for, ("all-die", "false-models"), ("the-run-goes-on",), first=6),
     Mutation(undo.few_offers_are_taken_at_once, (), ("fetched-masters-are-the-runs",), first=2540543895,
              found="offered-by-a-liar-while-holders-are-cut-off"),
     Mutation(undo.who_is_ready_cannot_give_up, (), ("nothing-is-lost-that-a-disk-holds",), first=1280954019,
@@ -101,7 +105,7 @@ MUTATIONS = (
              found="model-asked-for-in-a-repeated-warmup"),
     Mutation(undo.the_history_leaves_decisions_out, (), ("replicas-are-equal",), first=11,
              found="proof-forgotten-by-a-restore"),
-    Mutation(undo.histories_are_not_compared, (), ("replicas-are-equal",), first=318,
+    Mutation(undo.histories_are_not_compared, (), ("replicas-are-equal",), first=336,
              found="restored-thrice-and-all-died"),
     Mutation(undo.a_first_round_that_does_not_count_changes_the_history, (), ("nothing-is-lost-that-a-disk-holds",), first=10,
              found="statement-in-a-first-round-that-did-not-count"),
