@@ -144,6 +144,20 @@ def test_figures_have_three_digits_and_the_right_unit(site: str, open_page: Open
     assert figure(page, "Tokens").splitlines()[0] == "737 k", "60 steps of 3 members, 4,096 tokens each"
 
 
+def test_a_page_of_a_few_steps_has_no_mark_twice_and_no_invented_figure(
+    start: Started, tmp_path: Path, open_page: OpenPage
+) -> None:
+    events = Events(tmp_path / "runs" / "new")
+    events.tell("server", telemetry.Started("server", "ff" * 32, "new", "127.0.0.1:1", 200), telemetry.PhaseChanged("Warmup", 0, 1, 3))
+    events.train(1, 4)
+    page = open_page(at(url_said(start("web", "--events", events.folder.parent, "--web-port", 0)), "run", run="new"))
+    page.wait_for_selector("#loss canvas")
+    assert page.evaluate("psyche.charts.loss.plot.axes[0]._values") == ["1", "2", "3", "4"]
+    assert set(page.evaluate("psyche.charts.traffic.plot.axes.flatMap((axis) => axis._values)")) == {""}, "nothing was told of it"
+    page.get_by_role("row").filter(has_text="client-1").locator("td", has_text="–").nth(1).wait_for()
+    assert "0 B" not in page.locator("#members").inner_text()
+
+
 def test_the_smoothed_curve_of_a_short_run_keeps_its_shape(site: str, open_page: OpenPage) -> None:
     page = open_page(site)
     losses = [3 + 4 * 0.5**step for step in range(20)]

@@ -37,6 +37,9 @@ export const bytes = (value) =>
     ? "–"
     : (scaled(value, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) ?? `${Math.round(value)} B`);
 
+/** What a member sent or received; a server that hears nothing of it knows only zeros. */
+export const traffic = (member, value) => (member.sent || member.received ? bytes(value) : "–");
+
 export const loss = (value) => (value === null || value === undefined ? "–" : value.toFixed(value < 10 ? 3 : 2));
 
 export function duration(seconds) {
