@@ -148,7 +148,9 @@ def test_a_page_of_a_few_steps_has_no_mark_twice_and_no_invented_figure(
     start: Started, tmp_path: Path, open_page: OpenPage
 ) -> None:
     events = Events(tmp_path / "runs" / "new")
-    events.tell("server", telemetry.Started("server", "ff" * 32, "new", "127.0.0.1:1", 200), telemetry.PhaseChanged("Warmup", 0, 1, 3))
+    events.tell(
+        "server", telemetry.Started("server", "ff" * 32, "new", "127.0.0.1:1", 200), telemetry.PhaseChanged("Warmup", 0, 1, 3)
+    )
     events.train(1, 4)
     page = open_page(at(url_said(start("web", "--events", events.folder.parent, "--web-port", 0)), "run", run="new"))
     page.wait_for_selector("#loss canvas")
