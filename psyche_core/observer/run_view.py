@@ -257,6 +257,8 @@ class RunView:
             epoch = self._epoch(event.epoch, event.step, time)
             if event.clients > epoch.clients:
                 epoch.clients, self.epochs_changed = event.clients, self.version
+        if event.phase == "Cooldown" and epoch.last_step is None:  # members that tell tell the same
+            epoch.last_step, epoch.ended, self.epochs_changed = event.step - 1, time, self.version
 
     def _note_trained(self, source: str, time: float, event: telemetry.StepTrained) -> None:
         member = self._of_source(source)

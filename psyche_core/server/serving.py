@@ -169,11 +169,11 @@ async def _host(
         if (problem := files.data_only_here(settings.host)) is not None:
             report(telemetry.Problem("warning", problem))
         begun = server.state
-        resumed = begun.instance != state.instance
+        saved = server.continued_from if isinstance(server, KeptRun) else None
+        resumed = saved is not None if isinstance(server, KeptRun) else begun.instance != state.instance
         trained.see(begun)
         if resumed:
-            path = server.continued_from if isinstance(server, KeptRun) else None
-            report(telemetry.RunContinued(begun.progress.epoch, begun.progress.step, "" if path is None else str(path)))
+            report(telemetry.RunContinued(begun.progress.epoch, begun.progress.step, "" if saved is None else str(saved)))
         elif started_before:
             report(telemetry.Problem("warning", new_run_warning(settings, begun)))
         reporter.continue_from(begun, settings, continued=resumed)

@@ -154,8 +154,9 @@ class _Source:
 class EventFolderWriter:
     """A sink that writes a program's events into a folder: `FOLDER/RUN/ROLE-ID.TIME.jsonl`, a new file for each epoch.
 
-    keep: how many of the program's newest files are kept; 0 for all. Files of a program that was started again count too. The
-    first file is made once the program has said who it is (Started). Call `close` at the end. Raises OSError as files do; the
+    keep: how many of the program's newest files are kept; 0 for all. Files of a program that was started again count too. Its
+    first file since its start, which alone says whose they are, is kept besides. It is made once the program has said who it is
+    (Started). Call `close` at the end. Raises OSError as files do; the
     event bus removes a sink that raises.
     """
 
@@ -167,6 +168,7 @@ class EventFolderWriter:
         self._name = ""
         self._epoch: int | None = None
         self._stream: io.TextIOWrapper | None = None
+        self._first: Path | None = None
 
     def __call__(self, event: Event) -> None:
         """Write an event."""
@@ -200,9 +202,10 @@ class EventFolderWriter:
         self._stream = open(path, "a", encoding="utf-8", opener=regular)  # noqa: SIM115  # closed by close
         self._stream.writelines(self._early)
         self._early = []
+        self._first = self._first or path
         if self._keep:
             mine = sorted(self._place.glob(f"{self._name}.*{SUFFIX}"))
-            for old in mine[: -self._keep]:
+            for old in [each for each in mine[: -self._keep] if each != self._first]:
                 with contextlib.suppress(OSError):
                     old.unlink()
 

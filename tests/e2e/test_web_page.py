@@ -131,6 +131,35 @@ def test_the_smoothed_curve_is_the_one_of_the_png(site: str, open_page: OpenPage
         assert drawn == pytest.approx([value for _, value in smoothed(list(enumerate(values)), width=width)])
 
 
+def test_figures_have_three_digits_and_the_right_unit(site: str, open_page: OpenPage) -> None:
+    page = open_page(site)
+    text = "async ([name, values]) => { const common = await import('./assets/common.js'); return values.map(common[name]); }"
+    counts = [0, 9_999, 10_000, 75_264, 999_499, 999_999, 3_500_000, 2.5e9, 1e12]
+    assert page.evaluate(text, ["count", counts]) == [
+        *("0", "9,999", "10.0 k", "75.3 k", "999 k", "1.00 M", "3.50 M", "2.50 G", "1.00 T")
+    ]
+    assert page.evaluate(text, ["bytes", [0, 999, 1000, 999_999, 7.5e9]]) == ["0 B", "999 B", "1.00 kB", "1.00 MB", "7.50 GB"]
+    page.get_by_role("link", name="first-light").click()
+    page.wait_for_selector("#loss canvas")
+    assert figure(page, "Tokens").splitlines()[0] == "737 k", "60 steps of 3 members, 4,096 tokens each"
+
+
+def test_a_page_of_a_few_steps_has_no_mark_twice_and_no_invented_figure(
+    start: Started, tmp_path: Path, open_page: OpenPage
+) -> None:
+    events = Events(tmp_path / "runs" / "new")
+    events.tell(
+        "server", telemetry.Started("server", "ff" * 32, "new", "127.0.0.1:1", 200), telemetry.PhaseChanged("Warmup", 0, 1, 3)
+    )
+    events.train(1, 4)
+    page = open_page(at(url_said(start("web", "--events", events.folder.parent, "--web-port", 0)), "run", run="new"))
+    page.wait_for_selector("#loss canvas")
+    assert page.evaluate("psyche.charts.loss.plot.axes[0]._values") == ["1", "2", "3", "4"]
+    assert set(page.evaluate("psyche.charts.traffic.plot.axes.flatMap((axis) => axis._values)")) == {""}, "nothing was told of it"
+    page.get_by_role("row").filter(has_text="client-1").locator("td", has_text="–").nth(1).wait_for()
+    assert "0 B" not in page.locator("#members").inner_text()
+
+
 def test_the_smoothed_curve_of_a_short_run_keeps_its_shape(site: str, open_page: OpenPage) -> None:
     page = open_page(site)
     losses = [3 + 4 * 0.5**step for step in range(20)]

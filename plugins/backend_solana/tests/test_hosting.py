@@ -11,6 +11,7 @@ import anyio.to_thread
 import httpx2
 import pytest
 from solders.account import Account as ChainAccount
+from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.backend import PollIntervals, SolanaBackend
@@ -24,7 +25,7 @@ from psyche_backend_solana.wallet import Wallet
 from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.commands import ClientsExited, Event, WarmupWitness
 from psyche_core.coordinator.state import Account, Client, CoordinatorState, Epoch
-from psyche_core.errors import BackendError, UserError
+from psyche_core.errors import BackendError, CommandRefused, UserError
 from psyche_core.hookspecs import MemberContext, ServerContext
 from psyche_core.state_events import lost
 from psyche_core.testing.backend import small_state
@@ -68,6 +69,50 @@ async def test_a_run_on_a_chain_that_listens_on_the_internet_is_found_by_its_hos
     with anyio.fail_after(SECONDS):
         async with LocalRun(context) as server:
             assert server.state.run_state is RunState.WaitingForMembers
+
+
+async def test_only_listed_wallets_join_a_run_of_a_list(tmp_path: Path) -> None:
+    """A list of a later start closes a run that was open."""
+    listed, stranger = SecretKey.generate(), SecretKey.generate()
+    wallets = [Wallet(Keypair.from_seed(key.seed)) for key in (listed, stranger)]
+    context = ServerContext(state=small_state(), state_dir=tmp_path, key=SecretKey.generate())
+
+    async def join(server: LocalRun, key: SecretKey, wallet: Wallet) -> None:
+        endpoints = (Endpoint.parse(server.address),)
+        async with SolanaBackend(server.state.run_id, endpoints=endpoints, wallet=wallet, key=key, intervals=QUICK) as backend:
+            await server._chain.airdrop(str(wallet.pubkey), 10**9)
+            await backend.join(b"somewhere", timeout=SECONDS)
+
+    with anyio.fail_after(SECONDS):
+        async with LocalRun(context) as server:
+            assert server.continued_from is None
+        (tmp_path / "members").write_text(f"# mine\n{wallets[0].pubkey}  # one\n")
+        async with LocalRun(replace(context, allow_list=tmp_path / "members")) as server:
+            assert server.continued_from is not None
+            await join(server, listed, wallets[0])
+            with pytest.raises(CommandRefused, match="NotAuthorized"):
+                await join(server, stranger, wallets[1])
+        fresh = replace(context, state_dir=None, allow_list=tmp_path / "members")
+        async with LocalRun(fresh) as server:
+            await join(server, listed, wallets[0])
+            with pytest.raises(CommandRefused, match="NotAuthorized"):
+                await join(server, stranger, wallets[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ab" * 32, "line 1: expected the address of a wallet"),
+        ("1" * 32, "line 1: this address means everybody"),
+        (None, "No such"),
+    ],
+)
+async def test_a_list_that_is_none_is_told_before_the_chain_starts(tmp_path: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        (tmp_path / "members").write_text(text)
+    with pytest.raises(UserError, match=said):
+        async with LocalRun(ServerContext(state=small_state(), allow_list=tmp_path / "members")):
+            pass
 
 
 @pytest.mark.slow

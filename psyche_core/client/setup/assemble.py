@@ -29,7 +29,13 @@ from psyche_core.client.setup.evaluations import wanted as evaluations_wanted
 from psyche_core.client.setup.model_opener import cache_folder
 from psyche_core.client.setup.model_store import open_store
 from psyche_core.client.setup.parallelism import parallelism_of
-from psyche_core.client.setup.preflight import expect_device, expect_held_out, expect_publishing, expect_result_files
+from psyche_core.client.setup.preflight import (
+    expect_device,
+    expect_evaluations,
+    expect_held_out,
+    expect_publishing,
+    expect_result_files,
+)
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.options.loading import RAW_IDENTITY
@@ -196,6 +202,7 @@ def _check_own(settings: ClientSettings) -> None:
     expect_publishing(settings)
     expect_result_files(settings)
     expect_held_out(settings)
+    expect_evaluations(settings)
     expect_device(settings)
 
 

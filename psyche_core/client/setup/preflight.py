@@ -29,6 +29,14 @@ def expect_held_out(settings: ClientSettings | TrainLocalSettings) -> None:
         expect_tokens(settings.validation_data, option="--validation-data")
 
 
+def expect_evaluations(settings: ClientSettings) -> None:
+    """Check that the folder of --eval-include-path exists. Raises ConfigError."""
+    folder = settings.eval_include_path
+    if folder is not None and not folder.is_dir():
+        message = f"--eval-include-path {str(folder)!r} is no folder; give one with YAML files of lm-evaluation-harness"
+        raise ConfigError(message)
+
+
 def expect_publishing(settings: ClientSettings) -> None:
     """Check the folder of --publish-journal, and that there will be a journal. Raises ConfigError."""
     folder = settings.publish_journal

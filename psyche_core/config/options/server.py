@@ -58,7 +58,8 @@ class ServerSettings(ReportingOptions):
         description=(
             "File with the public keys of the clients that may take part: 64 hex digits per line, # for comments. The file is "
             "read again when it changes; clients that are no longer in it are removed from the run. A client prints its key "
-            "with `psyche client show-identity`. Default: all clients may take part."
+            "with `psyche client show-identity`. With the backend solana: addresses of wallets, read at the start. Default: all "
+            "clients may take part."
         ),
     )
     withdraw_on_disconnect: bool = Field(

@@ -174,5 +174,6 @@ class ReportingOptions(LogOptions, OtlpOptions):
         default=0,
         ge=0,
         json_schema_extra=groups.SCREEN,
-        description="Number of this program's newest files to keep in --events-dir; 0 keeps all.",
+        description="Number of this program's newest files to keep in --events-dir, besides its first one since its start, which "
+        "says whose they are; 0 keeps all.",
     )

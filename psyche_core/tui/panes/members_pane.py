@@ -66,7 +66,8 @@ def _cells(watched: Watched, member: MemberView, now: float, *, wide: bool) -> l
     step = "" if member.step is None else str(member.step)
     loss = "" if member.loss is None else facts.number(member.loss)
     speed = count_text(member.tokens_per_second)
-    sent, received = bytes_text(member.sent), bytes_text(member.received)
+    heard = member.sent or member.received  # a server hears nothing of its members' traffic
+    sent, received = (bytes_text(member.sent), bytes_text(member.received)) if heard else ("", "")
     name, state = name_of(watched, member), facts.state_text(member.state)
     if not wide:
         return [name, state, step, loss, speed, sent, received]

@@ -50,7 +50,7 @@ def rates_text(watched: Watched) -> Text:
     state = watched.state
     if state is None:
         paid = sum(member.paid for member in watched.view.roster)
-        return Text(f"{paid:,} units were paid out" if paid else "points are shown once a state of the coordinator is here")
+        return Text(f"{paid:,} units were paid out" if paid else "points are in the coordinator's state, which is not known here")
 
     rates, later = state.epoch.rates, state.future_rates
     if not (rates.earning_total_shared or later.earning_total_shared or any(account.earned for account in state.accounts)):

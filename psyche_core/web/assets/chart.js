@@ -5,6 +5,8 @@ import { clock, count, el, table, tick } from "./common.js";
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const LINES = ["--accent", "--warm", "--good", "--bad", "--late", "--soft"];
+/** Distances between the marks of an axis of whole numbers. */
+const WHOLE = [...Array(13).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
 let charts = 0;
 
 export const colour = (index) => () => css(LINES[index % LINES.length]);
@@ -80,8 +82,9 @@ export class Chart {
     const grid = { stroke: () => css("--grid"), width: 1 };
     const font = "12px system-ui, sans-serif";
     const axis = (more) => ({ stroke: () => css("--soft"), grid, ticks: { show: false }, font, ...more });
-    const values = (_, ticks, __, ___, step) =>
-      ticks.map((at) => (at === null ? "" : this.axis === "time" ? tick(at, step) : count(at)));
+    const marked = (ticks, text) => ticks.map((at) => (at === null || this.data[0].length === 0 ? "" : text(at)));
+    const values = (_, ticks, __, ___, step) => marked(ticks, (at) => (this.axis === "time" ? tick(at, step) : count(at)));
+    const heights = (_, ticks, __, ___, step) => marked(ticks, (at) => this.value(at, step || 1));
     this.plot = new uPlot(
       {
         width: this.box.clientWidth || 600,
@@ -93,8 +96,8 @@ export class Chart {
           y: { distr: this.log ? 3 : 1, range: this.log ? undefined : (_, low, high) => this.height_of(low, high) },
         },
         axes: [
-          axis({ values, space: 70, size: 30 }),
-          axis({ size: 62, space: this.height > 250 ? 40 : 26, values: (_, ticks, __, ___, step) => ticks.map((at) => (at === null ? "" : this.value(at, step || 1))) }),
+          axis({ values, space: 70, size: 30, ...(this.axis === "time" ? {} : { incrs: WHOLE }) }),
+          axis({ size: 62, space: this.height > 250 ? 40 : 26, values: heights }),
         ],
         series: [
           { label: this.axis === "time" ? "time" : this.axis, value: (_, x) => (x === null ? "–" : this.place_text(x)) },

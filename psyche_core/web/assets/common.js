@@ -19,20 +19,26 @@ export const parameter = (name) => new URLSearchParams(location.search).get(name
 
 export const link = (page, parameters) => `${page}?${new URLSearchParams(parameters)}`;
 
-const scaled = (value, steps, digits = 3) => {
-  for (const [size, unit] of steps) if (Math.abs(value) >= size) return `${(value / size).toPrecision(digits)} ${unit}`;
+/** Three digits and a unit; a value that would round to 1,000 of a unit is one of the next. */
+const scaled = (value, units) => {
+  for (const [size, unit] of units) if (Math.abs(value) >= 0.9995 * size) return `${(value / size).toPrecision(3)} ${unit}`;
   return null;
 };
 
 export const count = (value) =>
   value === null || value === undefined
     ? "–"
-    : (scaled(value, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) ?? Math.round(value).toLocaleString("en"));
+    : Math.abs(value) < 1e4
+      ? Math.round(value).toLocaleString("en")
+      : scaled(value, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]);
 
 export const bytes = (value) =>
   value === null || value === undefined
     ? "–"
     : (scaled(value, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) ?? `${Math.round(value)} B`);
+
+/** What a member sent or received; a server that hears nothing of it knows only zeros. */
+export const traffic = (member, value) => (member.sent || member.received ? bytes(value) : "–");
 
 export const loss = (value) => (value === null || value === undefined ? "–" : value.toFixed(value < 10 ? 3 : 2));
 

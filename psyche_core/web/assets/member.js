@@ -1,6 +1,6 @@
 // A member's page.
 
-import { $, bytes, count, duration, el, figure, fill, link, loss, notice, parameter, table, when } from "./common.js";
+import { $, bytes, count, duration, el, figure, fill, link, loss, notice, parameter, table, traffic, when } from "./common.js";
 import { Chart, colour } from "./chart.js";
 import { join, placer, smooth, widthFor } from "./axis.js";
 import { kindOf, legend, range, stateLabel, track } from "./timeline.js";
@@ -49,7 +49,7 @@ function draw() {
     figure("Loss", loss(member.loss), member.step === null ? "" : `step ${member.step}`),
     figure("Tokens trained", count(member.tokens), `${count(member.tokens_per_second)} a second`),
     figure("A result", bytes(member.payload_bytes), "its size"),
-    figure("Sent", bytes(member.sent), `${bytes(member.received)} received`),
+    figure("Sent", traffic(member, member.sent), `${traffic(member, member.received)} received`),
     figure("Peers", String(member.peers), "connected"),
     figure("Points", member.earned === null ? "–" : count(member.earned), member.slashed ? `${count(member.slashed)} slashed` : member.paid ? `paid ${count(member.paid)} units` : ""),
     figure("Starts", String(member.starts), member.problems ? `${member.problems} problems told` : ""),

@@ -1,6 +1,6 @@
 // A run's page.
 
-import { $, bytes, clock, count, duration, el, figure, fill, link, loss, notice, parameter, phaseOf, table, when } from "./common.js";
+import { $, bytes, clock, count, duration, el, figure, fill, link, loss, notice, parameter, phaseOf, table, traffic, when } from "./common.js";
 import { Chart, colour, hue } from "./chart.js";
 import { growth, join, placer, rates, smooth, widthFor } from "./axis.js";
 import { legend, range, stateLabel, track } from "./timeline.js";
@@ -232,8 +232,8 @@ function members(head) {
       el("td", { class: "n rare", text: member.step ?? "–" }),
       el("td", { class: "n", text: loss(member.loss) }),
       el("td", { class: "n rare", text: count(member.tokens_per_second) }),
-      el("td", { class: "n rare", text: bytes(member.sent) }),
-      el("td", { class: "n rare", text: bytes(member.received) }),
+      el("td", { class: "n rare", text: traffic(member, member.sent) }),
+      el("td", { class: "n rare", text: traffic(member, member.received) }),
       el("td", { class: "n rare", title: ALIKE, text: share(member.overlap) }),
       el("td", { class: "n rare", title: CHECKED, text: checked(member) }),
       el("td", { class: "n rare", text: member.earned ?? "–" }),

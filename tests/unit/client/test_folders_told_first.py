@@ -35,6 +35,7 @@ async def test_folders_that_are_none_are_told_before_anything_is_joined(tmp_path
         ({"device": "cuda:77"}, "device cuda:77 was asked for, but torch .* CUDA devices"),
         ({"device": "gpu"}, "a device is auto, cpu, mps, cuda, .* got 'gpu'"),
         ({"validation_data": Path("nowhere")}, "--validation-data 'nowhere': No such file"),
+        ({"eval_include_path": Path("nowhere")}, "--eval-include-path 'nowhere' is no folder; give one with YAML files"),
         ({"publish_journal": Path("journals")}, "--publish-journal copies the journal .* needs --checkpoint-dir FOLDER"),
         (
             {"publish_journal": Path(__file__), "checkpoint_dir": Path(__file__).parent},

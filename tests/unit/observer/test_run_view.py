@@ -309,6 +309,14 @@ def test_traffic_is_summed_over_members_and_their_processes() -> None:
     assert [row[3] for row in run_document(view)["series"]["sent"]["rows"]] == [150, 157]
 
 
+def test_an_epoch_ends_with_its_cooldown_where_no_member_tells_of_its_end() -> None:
+    view = begun()
+    for phase, time, epoch, step in (("RoundTrain", 10.0, 0, 1), ("Cooldown", 30.0, 0, 21), ("RoundTrain", 40.0, 1, 21)):
+        view.handle("server", time, telemetry.PhaseChanged(phase, epoch, step, 3))
+    ended = [(each["first"], each["last"], each["began"], each["ended"]) for each in run_document(view)["epochs"]]
+    assert ended == [(1, 20, 10.0, 30.0), (21, None, 40.0, None)]
+
+
 def test_an_epochs_end_says_how_many_replicas_are_equal() -> None:
     view = begun()
     view.handle("server", 5.0, telemetry.PhaseChanged("RoundTrain", 0, 1, 3))

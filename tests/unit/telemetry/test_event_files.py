@@ -120,11 +120,14 @@ def test_a_program_writes_a_file_for_each_epoch(tmp_path: Path, ticking: Callabl
     assert kinds == ["TokenFiles", "Started", *["PhaseChanged", "Validated"] * 3, "Ended"]
 
 
-def test_only_the_newest_files_of_this_program_are_kept(tmp_path: Path, ticking: Callable[[], None]) -> None:
+def test_only_the_newest_files_of_this_program_are_kept_and_what_says_whose_they_are(
+    tmp_path: Path, ticking: Callable[[], None]
+) -> None:
     write_run(EventFolderWriter(tmp_path, keep=2), epochs=5)
     write_run(EventFolderWriter(tmp_path, keep=2), epochs=1, id_="cd" * 32)
     mine = sorted((tmp_path / "first-light").glob("client-abab*"))
-    assert len(mine) == 2
+    told = [[type(each.event).__name__ for each in EventFolderReader(path).read()] for path in mine]
+    assert ["Started" in kinds for kinds in told] == [True, False, False]
     assert len(list((tmp_path / "first-light").glob("client-cdcd*"))) == 1
     assert [each.event for each in EventFolderReader(mine[-1]).read()][-1] == telemetry.Ended("over", success=True)
 

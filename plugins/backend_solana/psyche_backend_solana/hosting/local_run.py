@@ -1,26 +1,29 @@
 """A run on a local chain in this process, for `psyche server run --backend solana` and for a testnet.
 
-There is no server besides the chain. The owner (the server's key) makes the run with ordinary transactions, lets everybody join
-and starts it. After that it only watches, and ticks when the members have not ticked for a long time. The run pays its members
-in a token that is made for it; at its end the owner has all members paid. The chain has two RPC providers. A rehearsal may close
-one of them, where only this machine can reach them. With a state folder the chain is saved there, and a run found there
-continues. A chain has no data server, so the run must name another source of training data.
+There is no server besides the chain. The owner (the server's key) makes the run with ordinary transactions, lets everybody join,
+or the wallets of --allow-list, and starts it. After that it only watches, and ticks when the members have not ticked for a long
+time. The run pays its members in a token that is made for it; at its end the owner has all members paid. The chain has two RPC
+providers. A rehearsal may close one of them, where only this machine can reach them. With a state folder the chain is saved
+there, and a run found there continues. A chain has no data server, so the run must name another source of training data.
 """
 
 from __future__ import annotations
 
 import logging
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Self
 
 import anyio
+import anyio.to_thread
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.following.chain_clock import ChainClock
 from psyche_backend_solana.following.watcher import AccountReading, Watcher, WatcherIntervals
-from psyche_backend_solana.hosting.new_run import SEND_SECONDS, TREASURER_INDEX, make_run
-from psyche_backend_solana.layouts import coordinator, tokens, treasurer
+from psyche_backend_solana.hosting.allowed_wallets import read_wallets
+from psyche_backend_solana.hosting.new_run import SEND_SECONDS, TREASURER_INDEX, let_only_join, make_run
+from psyche_backend_solana.layouts import authorizer, coordinator, tokens, treasurer
 from psyche_backend_solana.layouts.beacon import Beacon
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings
@@ -65,6 +68,8 @@ class LocalRun(BackendServer):
         self._clock: ChainClock | None = None
         self._turn = ticker.TickSchedule()
         self._finished = anyio.Event()
+        self._state_file = state
+        self._continues = False
 
     async def __aenter__(self) -> Self:
         """Start. Raises UserError if a port, the saved chain or the run's files cannot be used."""
@@ -81,6 +86,7 @@ class LocalRun(BackendServer):
             )
             raise UserError(message)
 
+        allowed = None if context.allow_list is None else await anyio.to_thread.run_sync(read_wallets, context.allow_list)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._chain)
             await self._chain.open_provider()
@@ -88,7 +94,14 @@ class LocalRun(BackendServer):
             self._rpc = Rpc([Endpoint(provider.rpc_url, provider.ws_url) for provider in self._chain.providers])
             stack.push_async_callback(self._rpc.aclose)
             self._sender = Sender(self._rpc, self._owner)
-            self._run, self._treasury = await self._found() or await make_run(self._sender, self._rpc, context.state)
+            found = await self._found()
+            self._continues = found is not None
+            if found is not None and allowed is not None:
+                everybody = authorizer.address(self._owner.pubkey, authorizer.EVERYBODY)
+                was_open = await self._chain.account(str(everybody)) is not None
+                await let_only_join(self._sender, allowed, was_open=was_open)
+            made = found or await make_run(self._sender, self._rpc, context.state, wallets=allowed)
+            self._run, self._treasury = made
             self._watcher = Watcher(
                 self._rpc,
                 self._run,
@@ -104,6 +117,11 @@ class LocalRun(BackendServer):
     def address(self) -> str:
         """The chain's first RPC endpoint; its websockets are at the next port, and `getClusterNodes` names the other."""
         return self._chain.rpc_url
+
+    @property
+    def continued_from(self) -> Path | None:
+        """File with the chain from which the run continues; None for a run that begins."""
+        return self._state_file if self._continues else None
 
     @property
     def state(self) -> CoordinatorState:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
@@ -25,10 +27,13 @@ SUPPLY_UNITS = 10_000 * EPOCH_UNITS
 """Number of epochs for which the vault has enough tokens."""
 
 
-async def make_run(sender: Sender, rpc: Rpc, state: CoordinatorState) -> tuple[coordinator.Run, treasurer.Treasury]:
-    """Create and start a run with a state's configuration, paid in a new token and open to everybody.
+async def make_run(
+    sender: Sender, rpc: Rpc, state: CoordinatorState, *, wallets: Sequence[Pubkey] | None = None
+) -> tuple[coordinator.Run, treasurer.Treasury]:
+    """Create and start a run with a state's configuration, paid in a new token.
 
-    The sender's wallet owns it and pays. Raises CommandRefused if a program refuses, BackendError and TimeoutError.
+    wallets: those that may join; None for everybody. The sender's wallet owns the run and pays. Raises CommandRefused if a
+    program refuses, BackendError and TimeoutError.
     """
     owner = sender.payer
     mint = await _make_token(sender, rpc)
@@ -58,7 +63,8 @@ async def make_run(sender: Sender, rpc: Rpc, state: CoordinatorState) -> tuple[c
         await sender.send(treasurer.run_update(owner, treasury, command=command), timeout=SEND_SECONDS)
     source = tokens.associated(owner, mint)
     await sender.send(treasurer.top_up(owner, source, treasury=treasury, amount=SUPPLY_UNITS), timeout=SEND_SECONDS)
-    await _let_everybody_join(sender, owner)
+    for wallet in (authorizer.EVERYBODY,) if wallets is None else wallets:
+        await _let_join(sender, owner, wallet)
     start = coordinator.set_paused(run, authority=owner, paused=False)
     await sender.send(treasurer.run_update(owner, treasury, command=start), timeout=SEND_SECONDS)
     return run, treasury
@@ -80,14 +86,25 @@ async def _make_token(sender: Sender, rpc: Rpc) -> Pubkey:
     return mint.pubkey
 
 
-async def _let_everybody_join(sender: Sender, owner: Pubkey) -> None:
-    address = authorizer.address(owner, authorizer.EVERYBODY)
+async def let_only_join(sender: Sender, wallets: Sequence[Pubkey], *, was_open: bool) -> None:
+    """Let these wallets join runs of the sender's. was_open: whether everybody had the right, which is taken back.
+
+    Other wallets that have it keep it.
+    """
+    owner = sender.payer
+    if was_open:
+        everybody = authorizer.address(owner, authorizer.EVERYBODY)
+        await sender.send(authorizer.grantor_update(owner, everybody, active=False), timeout=SEND_SECONDS)
+    for wallet in wallets:
+        await _let_join(sender, owner, wallet)
+
+
+async def _let_join(sender: Sender, owner: Pubkey, grantee: Pubkey) -> None:
+    address = authorizer.address(owner, grantee)
+    switch_on = authorizer.grantor_update(owner, address, active=True)
     try:
-        await sender.send(
-            authorizer.create(owner, owner, grantee=authorizer.EVERYBODY),
-            authorizer.grantor_update(owner, address, active=True),
-            timeout=SEND_SECONDS,
-        )
+        await sender.send(authorizer.create(owner, owner, grantee=grantee), switch_on, timeout=SEND_SECONDS)
     except CommandRefused as refusal:
         if refusal.code != "AlreadyExists":
             raise
+        await sender.send(switch_on, timeout=SEND_SECONDS)
