@@ -3,15 +3,16 @@
 A local folder with the repository's name comes first, as in transformers. Only `owner/name` is a name on the Hub; everything else
 is a path, so that a mistyped path never causes a network request. A finished download is not downloaded again and works without a
 network; an interrupted one is resumed. If a bucket's checkpoint has a manifest, it is put in the cache only after every byte was
-compared with the manifest. Only safetensors, JSON, tokenizer and template files are fetched, never code or pickle. The
-*description* of a model is its checkpoint without the weights, for a client that gets the weights from other members. Checkpoint
-kinds without a location raise ModelError. All functions block: call them in a worker thread.
+compared with the manifest. One that another Psyche client stored has a list of its files (`listed_files`). Only safetensors,
+JSON, tokenizer and template files are fetched, never code or pickle. The *description* of a model is its checkpoint without the
+weights, for a client that gets the weights from other members. Checkpoint kinds without a location raise ModelError. All
+functions block: call them in a worker thread.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from psyche_core.storage.folders import resumed_folder, whole_folder
 from psyche_core.storage.model_stores.url import is_hub_name
 from psyche_core.storage.object_store import ObjectStore, open_bucket
 from psyche_core.text_safety import printable
+from psyche_core.training.checkpoints.listed_files import LIST_FILE, MAX_LIST_BYTES, parse_list, wrong_size
 from psyche_core.training.checkpoints.manifest import MAX_MANIFEST_BYTES, parse_manifest, verify
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
@@ -171,9 +173,10 @@ def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, report: Rep
 
 
 def _without_manifest(store: ObjectStore, start: str, *, where: str, cache: Path, weights: bool, report: Report) -> Path:
-    """Fetch a checkpoint without a manifest, stored by another tool.
+    """Fetch a checkpoint without our manifest, stored by another tool.
 
-    Without a manifest we cannot know whether it has changed, so it is downloaded again each time.
+    With a list of its files, only these weights are fetched, and their sizes compared. Without one we cannot know whether it has
+    changed, so it is downloaded again each time.
     """
     names = [name.removeprefix(start) for name in store.names(start)]
     wanted = [name for name in names if "/" not in name and _is_wanted(name, weights=weights)]
@@ -183,10 +186,34 @@ def _without_manifest(store: ObjectStore, start: str, *, where: str, cache: Path
         )
         raise NoSuchModel(message)
 
-    folder = _place(cache, where, "unlisted", "whole" if weights else "description")
+    sizes, version = _listed(store, start) if LIST_FILE in names else ({}, "unlisted")
+    absent = sorted(sizes.keys() - set(names))
+    if weights and absent:
+        message = f"{where} lists {absent[0]} in {LIST_FILE}, and has no such file: its upload did not end; try again later"
+        raise StoreError(message)
+
+    folder = _place(cache, where, version, "whole" if weights else "description")
+    if sizes and folder.is_dir():
+        return folder
+    if sizes:
+        wanted = [name for name in wanted if name in sizes or not name.endswith(".safetensors")]
     with whole_folder(folder) as partial:
         _download(store, start, wanted, into=partial, where=where, report=report)
+        other = wrong_size(sizes, {name: (partial / name).stat().st_size for name in wanted}, wanted)
+        if other is not None:
+            message = f"{other} has not the size that {LIST_FILE} names: it is being replaced; try again later"
+            raise StoreError(message)
     return folder
+
+
+def _listed(store: ObjectStore, start: str) -> tuple[Mapping[str, int], str]:
+    """The sizes of the listed files, and what distinguishes this list from others; no sizes where the file is no such list."""
+    text = store.get(f"{start}{LIST_FILE}", max_bytes=MAX_LIST_BYTES)
+    sizes = None if text is None else parse_list(text, start=start)
+    if text is None or sizes is None:
+        return {}, "unlisted"
+
+    return sizes, f"listed-{hashlib.sha256(text).hexdigest()[:16]}"
 
 
 def _download(store: ObjectStore, start: str, names: Iterable[str], *, into: Path, where: str, report: Report) -> None:

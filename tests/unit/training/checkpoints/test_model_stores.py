@@ -275,6 +275,53 @@ async def test_a_foreign_checkpoint_without_a_manifest_is_taken_as_it_is(tmp_pat
     assert sorted(path.name for path in found.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
+def listed_checkpoint(folder: Path) -> tuple[Path, Choice]:
+    """A checkpoint as other Psyche clients leave it in a bucket: a list of files, and a shard of an older model."""
+    place = folder / "b/theirs"
+    place.mkdir(parents=True)
+    made = make_checkpoint(folder / "made", 3)
+    for name in ("config.json", "model.safetensors"):
+        (place / name).write_bytes((made / name).read_bytes())
+    (place / "model-00002-of-00002.safetensors").write_bytes(b"an older model's")
+    entry = {"filename": "model.safetensors", "generation": 1719, "size_bytes": (place / "model.safetensors").stat().st_size}
+    about = {"timestamp": "2025-06-01T00:00:00Z", "epoch": 2, "step": 3, "run_id": "theirs"}
+    (place / "manifest.json").write_text(json.dumps({"metadata": about, "files": [entry]}))
+    return place, Choice("Gcs", {"bucket": f"file://{folder}/b", "prefix": "theirs"})
+
+
+async def test_of_another_clients_checkpoint_the_listed_weights_are_fetched_once(tmp_path: Path) -> None:
+    place, location = listed_checkpoint(tmp_path)
+    found = sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+    assert {path.name for path in found.iterdir()} == {"config.json", "manifest.json", "model.safetensors"}
+    assert (found / "model.safetensors").read_bytes() == (place / "model.safetensors").read_bytes()
+    (place / "model.safetensors").write_bytes(b"cut")
+    assert sources.find(location, base=tmp_path, cache=tmp_path / "cache") == found, "the same list, so the same files"
+    description = sources.find(location, base=tmp_path, cache=tmp_path / "cache", weights=False)
+    assert {path.name for path in description.iterdir()} == {"config.json", "manifest.json"}
+
+
+@pytest.mark.parametrize(("change", "said"), [("cut", "has not the size that manifest.json names"), ("gone", "has no such file")])
+async def test_another_clients_checkpoint_that_is_being_replaced_is_not_taken(tmp_path: Path, change: str, said: str) -> None:
+    place, location = listed_checkpoint(tmp_path)
+    weights = place / "model.safetensors"
+    weights.write_bytes(b"cut") if change == "cut" else weights.unlink()
+    with pytest.raises(ModelError, match=said):
+        sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{}", "[", '{"files": 3}', '{"files": []}', '{"files": [{"filename": "../x.safetensors", "size_bytes": 1}]}',
+     '{"files": [{"filename": "x.safetensors", "size_bytes": true}]}'],
+)  # fmt: skip
+async def test_another_files_named_manifest_list_nothing(tmp_path: Path, text: str) -> None:
+    place, location = listed_checkpoint(tmp_path)
+    (place / "manifest.json").write_text(text)
+    found = sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+    assert (found / "model-00002-of-00002.safetensors").is_file(), "without a list all weights are fetched"
+
+
 async def test_an_unreachable_bucket_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreError, match="cannot be used as a bucket"):
         await BucketStore("nowhere://x").put(make_checkpoint(tmp_path / "mine", 7), run_id="r", step=7)
