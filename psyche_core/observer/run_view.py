@@ -170,6 +170,8 @@ class RunView:
                 self._list(Entry(time, "saved", event.step, event.path))
             case telemetry.CheckpointStored():
                 self._list(Entry(time, "stored", event.step, event.location))
+            case telemetry.PointsCounted():
+                self._note_points(time, event)
             case telemetry.RewardPaid():
                 member = self._of_id(event.member)
                 if member is not None:
@@ -234,6 +236,13 @@ class RunView:
                     self._touch(member, time)
 
     # ---- parts of handle
+
+    def _note_points(self, time: float, event: telemetry.PointsCounted) -> None:
+        for key, earned, slashed in event.accounts:
+            member = self._of_id(key)
+            if member is not None and (member.earned, member.slashed) != (earned, slashed):
+                member.earned, member.slashed = earned, slashed
+                self._touch(member, time)
 
     def _note_start(self, source: str, time: float, event: telemetry.Started) -> None:
         member = self.roster.introduce(source, printable(event.id, at_most=NAME_CHARACTERS), version=self.version)

@@ -14,7 +14,7 @@ from psyche_core.coordinator.commands import (
     StatementVoided,
     WentBack,
 )
-from psyche_core.coordinator.state import Client, CoordinatorState
+from psyche_core.coordinator.state import Account, Client, CoordinatorState
 from psyche_core.hookspecs import LaterKnown
 from psyche_core.sdk.run_events import phase_of
 from psyche_core.server.restarting import TrainedMembers, lost_model
@@ -48,6 +48,7 @@ class ChangeReporter:
         self._seen: tuple[object, ...] | None = None
         self._withdrawn: dict[bytes, str] = {}
         self._repeats = 0
+        self._accounts: tuple[Account, ...] = ()
 
     def note_withdrawn(self, signer: bytes, why: str) -> None:
         """Handle `on_withdrawn`: remember that the server withdraws this member without its request."""
@@ -66,6 +67,7 @@ class ChangeReporter:
         """Report the phase in which the server begins: it may last until somebody comes."""
         if self._beginning is not None:
             self._report_phase(self._beginning)
+            self._report_points(self._beginning)
 
     def report_later_state(self, known: LaterKnown) -> None:
         """Handle `on_later_state`: report each later state once, however many members know it."""
@@ -93,6 +95,7 @@ class ChangeReporter:
         if self._follow is not None:
             self._follow(state)
         self._report_phase(state)
+        self._report_points(state)
         if state.epoch.repeats > self._repeats:
             self._report(telemetry.Problem("warning", _repeated(state)))
         self._repeats = state.epoch.repeats
@@ -113,6 +116,17 @@ class ChangeReporter:
                     self._report(telemetry.StatementVoided(event.epoch, event.height, member))
                 case ChallengeClosed():
                     self._report(share_checked(state, event))
+
+    def _report_points(self, state: CoordinatorState) -> None:
+        if state.accounts is self._accounts:
+            return
+
+        known = {account.signer: account for account in self._accounts}
+        changed = [account for account in state.accounts if known.get(account.signer, Account(account.signer)) != account]
+        self._accounts = state.accounts
+        if changed:
+            told = tuple((account.signer.hex()[:8], account.earned, account.slashed) for account in changed)
+            self._report(telemetry.PointsCounted(state.progress.epoch, told))
 
     def _report_phase(self, state: CoordinatorState) -> None:
         changed = phase_of(state)

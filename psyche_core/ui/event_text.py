@@ -34,6 +34,9 @@ _WHY_DROPPED = {
     "lost": "its connection to the coordinator was lost for too long",
 }
 
+_POINTS_SHOWN = 8
+"""Members that one line about points names."""
+
 _WHY_EXITED = {
     "unready": "dropped {} from this epoch: it was not ready when the first round began",
     "late": "dropped {} from this epoch: it sent no result, or sent it much later than all others (as after a restart)",
@@ -176,6 +179,8 @@ def _sentence(event: events.Event) -> str:
         case events.ModelSync():
             pieces = f"{event.pieces_done} of {event.pieces_total} pieces"
             return f"fetching the model after step {event.step}: {pieces}, {bytes_text(event.bytes_received)}"
+        case events.PointsCounted():
+            return _points(event)
         case events.RewardPaid():
             return f"{event.member} was paid {event.units:,} units for its work"
         case events.EpochSigned():
@@ -230,6 +235,14 @@ def _went_back(event: events.WentBack) -> str:
     return (
         f"no member had the model after step {event.from_step}; the run continues {go_on} {to}, and trains the later steps again"
     )
+
+
+def _points(event: events.PointsCounted) -> str:
+    """The members with most points; the rest are counted."""
+    most = sorted(event.accounts, key=lambda account: -account[1])[:_POINTS_SHOWN]
+    shown = [f"{member} {earned:,}" + (f", slashed {slashed:,}" if slashed else "") for member, earned, slashed in most]
+    rest = len(event.accounts) - len(most)
+    return f"points so far: {'; '.join(shown)}" + (f"; and {rest} more members" if rest else "")
 
 
 def _exited(event: events.MemberExited) -> str:

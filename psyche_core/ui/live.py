@@ -51,6 +51,7 @@ _WORTH_A_LINE = (
     events.CheckpointSaved,
     events.CheckpointStored,
     events.JournalPublished,
+    events.PointsCounted,
     events.RewardPaid,
     events.Leaving,
     *_COMPLAINTS,

@@ -163,12 +163,22 @@ def follow(client: MachineState, state: CoordinatorState) -> None:
     notes = client.notes
     if notes is not None and notes.slot is not None and notes.describes(state):
         if state.epoch.clients[notes.slot].state is ClientState.Ejected:
-            strikes = state.epoch.clients[notes.slot].standing.ejected
-            client.stop(_STRIKES if strikes else _EJECTED, success=False)
+            client.stop(_ejection(state, notes.slot), success=False)
             return
 
         _update_rounds(client, state, notes)
     keep_membership(client, state)
+
+
+def _ejection(state: CoordinatorState, slot: int) -> str:
+    """Why we were ejected, and what it costs us: strikes cost the epoch's pay, a proof points as well."""
+    rate = state.epoch.rates.slashing_per_client
+    if state.epoch.clients[slot].standing.ejected:
+        return f"{_STRIKES}; it is not paid for this epoch"
+    if rate == 0:
+        return f"{_EJECTED}; it is not paid for this epoch"
+
+    return f"{_EJECTED}; it is not paid for this epoch and is to lose {rate} points"
 
 
 def _is_new_epoch(client: MachineState, state: CoordinatorState) -> bool:

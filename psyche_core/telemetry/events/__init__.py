@@ -13,6 +13,7 @@ from psyche_core.telemetry.events.membership import (
     Joined,
     MemberExited,
     MemberWithdrew,
+    PointsCounted,
     RewardPaid,
     ScoreReported,
     ShareChecked,
@@ -105,6 +106,7 @@ Event = (
     | CheckpointStored
     | JournalPublished
     | ModelSync
+    | PointsCounted
     | RewardPaid
     | ShareChecked
     | EpochSigned
@@ -151,6 +153,7 @@ __all__ = [
     "PathOfPeer",
     "PeerPaths",
     "PhaseChanged",
+    "PointsCounted",
     "Problem",
     "PromptAnswered",
     "RelayStarted",

@@ -158,6 +158,19 @@ class ScoreReported:
 
 
 @dataclass(frozen=True, slots=True)
+class PointsCounted:
+    """What members have earned and were slashed over the whole run changed, as at the end of an epoch that pays.
+
+    Attributes:
+        epoch: the present one.
+        accounts: for each member that changed: its signer's first 8 hex digits, points earned, points slashed.
+    """
+
+    epoch: int
+    accounts: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RewardPaid:
     """A member was paid its earnings in the run.
 

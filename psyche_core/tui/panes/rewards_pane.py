@@ -49,6 +49,8 @@ def rates_text(watched: Watched) -> Text:
     """What an epoch pays."""
     state = watched.state
     if state is None:
+        if any(member.earned for member in watched.view.roster):
+            return Text("points over the whole run, as its server tells them at the end of each epoch", style="dim")
         paid = sum(member.paid for member in watched.view.roster)
         return Text(f"{paid:,} units were paid out" if paid else "points are in the coordinator's state, which is not known here")
 

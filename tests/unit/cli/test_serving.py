@@ -25,7 +25,7 @@ from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.run_config import load_data_file
 from psyche_core.coordinator.commands import ChallengeClosed, ClientsExited
-from psyche_core.coordinator.state import Client, Progress, Round
+from psyche_core.coordinator.state import Account, Client, Progress, Round
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.interfaces.backend import OwnerControl
 from psyche_core.plugins import PluginRegistry
@@ -41,6 +41,7 @@ from psyche_core.telemetry.events import (
     MemberExited,
     MemberWithdrew,
     PhaseChanged,
+    PointsCounted,
     Problem,
     ShareChecked,
     Started,
@@ -127,6 +128,18 @@ def test_who_leaves_in_order_is_not_called_lost(state: ClientState, withdrawn: s
     assert member.short in said[0]
     assert ("lost" in said[0]) == (withdrawn == "lost")
     assert "left the run cleanly" in said[-1] or not withdrawn, "the next time it is by itself that it leaves"
+
+
+def test_points_are_told_where_they_change_and_by_a_server_that_continues() -> None:
+    told: list[Event] = []
+    reporter = ChangeReporter(EventBus(told.append), settings=settings(), trained=TrainedMembers())
+    before = replace(small_state(clients=1), accounts=(Account(b"a" * 32, 7), Account(b"b" * 32)))
+    reporter.continue_from(before, continued=True)
+    reporter.report_beginning()
+    reporter.report_change(before, ())
+    reporter.report_change(replace(before, accounts=(Account(b"a" * 32, 7), Account(b"b" * 32, 5, 2))), ())
+    counted = [event.accounts for event in told if isinstance(event, PointsCounted)]
+    assert counted == [(("61616161", 7, 0),), (("62626262", 5, 2),)]
 
 
 def test_checked_shares_are_told_with_names_and_who_is_ejected_for_strikes_too() -> None:

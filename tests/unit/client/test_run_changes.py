@@ -20,6 +20,7 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.testing.backend import small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.ui.event_text import describe
+from psyche_core.verification.standing import Standing
 from psyche_core.wire.signing import SecretKey
 from tests.unit.coordinator.checked_run import checked_run
 
@@ -194,6 +195,25 @@ async def test_a_client_that_begins_again_says_in_which_direction_the_coordinato
     (ended,) = [event for event in await events_of(states, until=telemetry.Ended) if isinstance(event, telemetry.Ended)]
     said = "the coordinator was restored from a later state: it is in epoch 18, step 542, and was in epoch 11, step 321"
     assert (ended.reason, ended.success) == (said, False)
+
+
+@pytest.mark.parametrize(
+    ("strikes", "rate", "said"),
+    [
+        (2, 500, "failed twice in this epoch; it is not paid for this epoch"),
+        (0, 0, "signed two results for one share; it is not paid for this epoch"),
+        (0, 500, "signed two results for one share; it is not paid for this epoch and is to lose 500 points"),
+    ],
+    ids=["strikes", "proof", "proof, slashed"],
+)
+async def test_who_is_ejected_is_told_why_and_what_it_costs(strikes: int, rate: int, said: str) -> None:
+    us = Client(US, ClientState.Ejected, standing=Standing(strikes=strikes), exited_height=11)
+    state = playing(4, 122, 11, us)
+    ejected = replace(state, epoch=replace(state.epoch, rates=replace(state.epoch.rates, slashing_per_client=rate)))
+    states = [playing(4, 121, 10, Client(US)), ejected]
+    (ended,) = [event for event in await events_of(states, until=telemetry.Ended) if isinstance(event, telemetry.Ended)]
+    assert ended.reason.endswith(said)
+    assert not ended.success
 
 
 def gone(height: int) -> Client:

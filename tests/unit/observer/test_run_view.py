@@ -212,6 +212,17 @@ def test_a_member_is_one_whether_its_file_or_the_server_is_heard_first() -> None
     assert (member.key, member.paid, member.step) == ("client-1", 70, 1)
 
 
+def test_points_are_known_from_what_a_server_tells_too() -> None:
+    view = RunView()
+    view.handle("client-1", 1.0, telemetry.Started("client", IDS["client-1"], "first-light", "x"))
+    view.handle("server", 2.0, telemetry.PointsCounted(3, (("a1a1a1a1", 1200, 0), ("77777777", 5, 2))))
+    view.handle("server", 3.0, telemetry.PointsCounted(4, (("a1a1a1a1", 2400, 0),)))
+    assert {member.id[:8]: (member.earned, member.slashed) for member in view.roster} == {
+        "a1a1a1a1": (2400, 0),
+        "77777777": (5, 2),
+    }
+
+
 def test_a_coordinators_states_are_enough_for_members_and_points() -> None:
     view = RunView()
     members = [NodeIdentity(bytes([n]) * 32, bytes([n]) * 32) for n in (1, 2, 3)]
@@ -379,6 +390,14 @@ EVENTS = st.one_of(
         st.text(max_size=9),
         st.sampled_from(["passed", "guilty", "x"]),
         st.lists(st.text(max_size=9), max_size=3).map(tuple),
+    ),
+    st.builds(
+        telemetry.PointsCounted,
+        st.integers(0, 3),
+        st.lists(
+            st.tuples(st.sampled_from(["", "a1b2c3d4", "12345678"]), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
+            max_size=3,
+        ).map(tuple),
     ),
     st.builds(telemetry.RewardPaid, st.sampled_from(["", "a1b2c3d4", "12345678"]), st.integers(0, 2**64 - 1)),
     st.builds(telemetry.WentBack, st.integers(0, 300), st.integers(0, 300), st.booleans()),

@@ -178,6 +178,14 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         "journal of steps 21 to 60 published in out/a.journal: 1.2 MB, copied in 0.02 s",
     ),
     (telemetry.ModelSync(60, 3, 12, 4_000_000), "fetching the model after step 60: 3 of 12 pieces, 4.0 MB"),
+    (
+        telemetry.PointsCounted(4, (("3ae20e59", 1200, 0), ("0a1b2c3d", 5000, 30))),
+        "points so far: 0a1b2c3d 5,000, slashed 30; 3ae20e59 1,200",
+    ),
+    (
+        telemetry.PointsCounted(4, tuple((f"{number:08x}", number, 0) for number in range(10))),
+        "points so far: " + "; ".join(f"{number:08x} {number}" for number in range(9, 1, -1)) + "; and 2 more members",
+    ),
     (telemetry.RewardPaid("3ae20e59", 1234567), "3ae20e59 was paid 1,234,567 units for its work"),
     (telemetry.CheckpointStored(60, "there"), "the model of step 60 is stored at there, and the run refers to it"),
     (telemetry.Resynced(2, 60), "epoch 2: our model now equals that of the other members after step 60"),
