@@ -13,7 +13,7 @@ from benchmarks.verification.checked_run import CheckedRun, Findings, Plan, outc
 def checked() -> Findings:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    found = CheckedRun(Plan(members=5, steps=14, begins=3, percent=60, cheats={4: "flip"})).run(measure_every=7)
+    found = CheckedRun(Plan(members=5, steps=16, begins=3, percent=60, cheats={4: "flip"})).run(measure_every=7)
     torch.set_num_threads(threads)
     return found
 
@@ -33,7 +33,7 @@ def test_the_cheat_is_ejected_and_nobody_else(checked: Findings) -> None:
 
 
 def test_the_table_has_a_row_for_a_cheat(checked: Findings) -> None:
-    plan = Plan(members=4, steps=9, begins=3, percent=100)
+    plan = Plan(members=4, steps=10, begins=3, percent=100)
     one, _ = _cheat(plan, "quarter", 1, honest=[checked])
     assert one["checks_failed"] == one["checks"] > 0
     figures = {

@@ -19,6 +19,7 @@ from psyche_core.client.machine.replica.digests import DigestTracker
 from psyche_core.client.machine.rounds import results, settled_rounds
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.rounds.waiting import WaitingBudget
+from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator import checkpoints, history, transitions
 from psyche_core.coordinator.commands import ClientsExited, Equivocation, Event, Join, WarmupWitness
 from psyche_core.coordinator.lifecycle import epochs, round_timing, rounds, statements, warmup
@@ -29,7 +30,7 @@ from psyche_core.coordinator.state import CoordinatorState, EndReason, EpochEnd,
 from psyche_core.errors import CoordinatorError
 from psyche_core.simulator import network
 from psyche_core.simulator.injection import lies
-from psyche_core.simulator.members import disk, keys
+from psyche_core.simulator.members import disk, keys, process
 from psyche_core.simulator.members.disk import Disk
 from psyche_core.types import ClientState
 from psyche_core.wire import messages
@@ -435,7 +436,10 @@ def a_contested_model_is_waited_for(patch: Patch) -> None:
 
 
 def who_is_ready_cannot_give_up(patch: Patch) -> None:
-    """F18: a slot that said that it is ready, perhaps in an earlier warmup, may not say that it gives the model up."""
+    """F18: a slot that said that it is ready, perhaps in an earlier warmup, may not say that it gives the model up.
+
+    Its script is of the time when members waited three seconds for the last ones to connect.
+    """
     counted = warmup.reported_in_warmup
 
     def first_report_counts(state: CoordinatorState, command: WarmupWitness, now: int, *, seed: int) -> Transition:
@@ -444,6 +448,7 @@ def who_is_ready_cannot_give_up(patch: Patch) -> None:
         return counted(state, command, now, seed=seed)
 
     patch.setattr(statements, "reported_in_warmup", first_report_counts)
+    patch.setattr(process, "Timeouts", lambda **given: Timeouts(**{**given, "last_peers": given["peers"]}))
 
 
 def few_offers_are_taken_at_once(patch: Patch) -> None:

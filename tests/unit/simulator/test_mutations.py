@@ -93,7 +93,7 @@ MUTATIONS = (
     Mutation(undo.a_contested_model_is_waited_for, ("all-die", "false-models"), ("the-run-goes-on",), first=6),
     Mutation(undo.few_offers_are_taken_at_once, (), ("fetched-masters-are-the-runs",), first=2540543895,
              found="offered-by-a-liar-while-holders-are-cut-off"),
-    Mutation(undo.who_is_ready_cannot_give_up, (), ("nothing-is-lost-that-a-disk-holds",), first=66,
+    Mutation(undo.who_is_ready_cannot_give_up, (), ("nothing-is-lost-that-a-disk-holds",), first=1280954019,
              found="ready-in-an-earlier-warmup"),
     Mutation(undo.made_up_keys_fill_the_buffer, ("flood",), ("memory-is-bounded",)),
     Mutation(undo.journals_are_not_replayed, ("all-die",), ("nothing-is-lost-that-a-disk-holds",)),
