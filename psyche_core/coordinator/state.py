@@ -194,7 +194,7 @@ class Epoch:
     ready, None before. lacking: slots that reported that they cannot get the model the epoch starts with. held_step: the newest
     signed step that one of these holds, 0 for none (F18). ceded: slots that were responsible for storing the model and reported
     that they cannot. seed: u64 drawn at its start, used to elect the checkpointers (F9). rates: what it pays, fixed at its start.
-    repeats: number of warmups in a row that began again for members that had joined meanwhile, at most MAX_REPEATED_WARMUPS.
+    repeats: number of warmups in a row that began again for members that had not reported, at most MAX_REPEATED_WARMUPS.
     unplayed: True while no round of it has begun. Until then `rounds` are those of the last epoch that had rounds, so that a
     client that missed the end of that epoch can still read it. challenges: open ones, ascending by round, then by trainer.
     """

@@ -168,10 +168,12 @@ class ChangeReporter:
 def _repeated(state: CoordinatorState) -> str:
     """Why a warmup begins again instead of the run going back."""
     others = len(state.pending) - len(state.healthy_slots)
-    joined = "1 member has joined" if others == 1 else f"{others} members have joined"
+    why = "some have not reported" if others <= 0 else "1 member has joined meanwhile"
+    if others > 1:
+        why = f"{others} members have joined meanwhile"
     return (
-        f"no member of this warmup has the model after step {state.progress.step - 1}, but {joined} meanwhile: the warmup begins "
-        "again with all of them, before the run goes back"
+        f"no member of this warmup has the model after step {state.progress.step - 1}, but {why}: the warmup begins again with all of "
+        "them, before the run goes back"
     )
 
 

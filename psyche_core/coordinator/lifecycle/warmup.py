@@ -5,7 +5,8 @@ again as these needed, at least a quarter of warmup_time. Warmup does not wait f
 or twice in three warmups.
 Clients that are not ready when the first round starts are dropped before it (F10) and may return like any dropped slot. An epoch
 that is abandoned in warmup pays nobody and uses no step. If a quorum of the members that report cannot get the model, the run
-goes back (F18). Where members joined in the meantime, the warmup begins again with them instead, at most twice in a row.
+goes back (F18). Where members joined in the meantime, the warmup begins again with them instead, at most twice in a row; where
+some that are waited for said nothing, once.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def _warmup_outcome(state: CoordinatorState, now: int, *, seed: int) -> Outcome 
     # As long as one member has the model, the others may still get it from that member.
     all_reported = not ready and waited <= set(state.epoch.lacking)
     if (timed_out or all_reported) and must_go_back(state):
-        return _repeated(state, now) if _others_may_hold_it(state) else without_model(state, now)
+        silent = waited - ready - set(state.epoch.lacking)
+        return _repeated(state, now) if _others_may_hold_it(state, silent) else without_model(state, now)
 
     enough = len(ready) >= state.config.min_clients
     if not enough or not (timed_out or waited <= ready or _grace_is_over(state, now)):
@@ -139,13 +141,15 @@ def _warmup_outcome(state: CoordinatorState, now: int, *, seed: int) -> Outcome 
     return state, (*events, *started)
 
 
-def _others_may_hold_it(state: CoordinatorState) -> bool:
-    """Whether members are pending that take no part in this warmup, and it may begin again for them.
+def _others_may_hold_it(state: CoordinatorState, silent: Collection[int]) -> bool:
+    """Whether somebody may hold what these members lack and has not said so, and the warmup may begin again for that.
 
-    They joined after it began, and may hold what these members lack. Each healthy member is pending, too. The limit is for
-    strangers who join in each warmup and hold nothing.
+    Members that are pending and take no part joined after it began; each healthy member is pending, too. The limit is for
+    strangers who join in each warmup and hold nothing. silent: healthy slots that are waited for and reported nothing, as after
+    a cut network, when what they say may come just after the warmup is over. They get one more.
     """
-    return len(state.pending) > len(state.healthy_slots) and state.epoch.repeats < MAX_REPEATED_WARMUPS
+    repeats = state.epoch.repeats
+    return (len(state.pending) > len(state.healthy_slots) and repeats < MAX_REPEATED_WARMUPS) or (bool(silent) and repeats == 0)
 
 
 def _repeated(state: CoordinatorState, now: int) -> Outcome:

@@ -18,7 +18,7 @@ from psyche_core.coordinator.commands import (
     WentBack,
     Withdraw,
 )
-from psyche_core.coordinator.state import NO_DIGEST, EpochEnd, Progress
+from psyche_core.coordinator.state import NO_DIGEST, UNREADY_LIMIT, EpochEnd, Progress, Unready
 from psyche_core.types import BatchId, RunState, total_samples
 from tests.unit.coordinator.epoch_ends import FIRST, HUB, LIMITS, OTHER, SECOND, THIRD, digest_of, ended, played, store, warming
 
@@ -180,13 +180,38 @@ def test_who_claims_an_end_it_does_not_hold_costs_one_more_return(play: Any) -> 
     assert (run.round.step, run.state.generation) == (3, 2)
 
 
-def test_at_the_time_out_those_who_spoke_decide(play: Any) -> None:
+def test_at_the_time_out_those_who_spoke_decide_the_second_time(play: Any) -> None:
+    """After a cut network what the one says that holds something may come just after the warmup is over."""
     run = warming(ended(play, FIRST, SECOND))
-    for slot in (0, 1):
+    for last in ([EpochEnded(epoch=2, success=False)], [WentBack(from_step=4, to_step=2, from_checkpoint=False)]):
+        for slot in (0, 1):
+            run.do(run.lacking(slot, held=FIRST))
+        run.do(run.ready(2))
+        assert run.tick(after=20)[-1:] == last
+        assert run.state.unready == ()
+        if run.state.generation == 0:
+            assert run.state.epoch.repeats == 1
+            warming(run)
+
+
+def test_who_was_silent_in_the_first_warmup_and_holds_a_signed_model_saves_it(play: Any) -> None:
+    run = warming(ended(play, FIRST, SECOND))
+    for slot in (0, 1, 2):
+        run.do(run.lacking(slot))
+    run.tick(after=20)
+    warming(run)
+    for slot in (0, 1, 2):
+        run.do(run.lacking(slot))
+    assert run.do(run.lacking(3, held=FIRST))[-1] == WentBack(from_step=4, to_step=2, from_checkpoint=False)
+
+
+def test_who_is_not_waited_for_does_not_begin_a_warmup_again(play: Any) -> None:
+    run = warming(ended(play, FIRST, SECOND))
+    silent = run.state.epoch.clients[3].id.signer
+    run.state = replace(run.state, unready=(Unready(silent, UNREADY_LIMIT),))
+    for slot in (0, 1, 2):
         run.do(run.lacking(slot, held=FIRST))
-    run.do(run.ready(2))
-    assert run.tick(after=20)[-1] == WentBack(from_step=4, to_step=2, from_checkpoint=False)
-    assert run.state.unready == ()
+    assert (run.phase, run.state.generation) == ("WaitingForMembers", 1)
 
 
 def test_who_left_has_no_say(play: Any) -> None:

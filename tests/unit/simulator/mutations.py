@@ -398,7 +398,7 @@ def what_a_liar_stored_counts_at_once(patch: Patch) -> None:
 
 def the_run_goes_back_while_members_wait(patch: Patch) -> None:
     """F18: who joined while a warmup went on is not asked for the model that its members lack."""
-    patch.setattr(warmup, "_others_may_hold_it", lambda _: False)
+    patch.setattr(warmup, "_others_may_hold_it", lambda *_: False)
 
 
 def checkpoints_forget_what_decided_their_last_step(patch: Patch) -> None:

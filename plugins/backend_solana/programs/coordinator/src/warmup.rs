@@ -94,7 +94,8 @@ fn advance(run: &mut Run) -> bool {
     }
     let least = run.image.config.min_clients as usize;
     if must_go_back(run.image) && (timed_out || (set::is_empty(&ready) && nobody_awaited(run, &healthy, &spoken))) {
-        if others_may_hold_it(run.image) {
+        let silent = run.image.epoch.repeats == 0 && !nobody_awaited(run, &healthy, &spoken);
+        if silent || others_may_hold_it(run.image) {
             run.image.epoch.repeats += 1;
             run.backing.keep(0);
             wait_for_members(run);
@@ -112,6 +113,7 @@ fn advance(run: &mut Run) -> bool {
 }
 
 /// Whether members are pending that take no part in this warmup, and it may begin again for them. Each healthy one is pending, too.
+/// (Once it begins again as well for who is waited for and has said nothing: what it says may come just after a warmup is over.)
 fn others_may_hold_it(image: &Image) -> bool {
     let mut healthy = [0; 4];
     image.healthy(&mut healthy);
