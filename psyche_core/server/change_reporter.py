@@ -172,8 +172,8 @@ def _repeated(state: CoordinatorState) -> str:
     if others > 1:
         why = f"{others} members have joined meanwhile"
     return (
-        f"no member of this warmup has the model after step {state.progress.step - 1}, but {why}: the warmup begins again with all of "
-        "them, before the run goes back"
+        f"no member of this warmup has the model after step {state.progress.step - 1}, but {why}: the warmup begins again "
+        "with all of them, before the run goes back"
     )
 
 
