@@ -377,7 +377,7 @@ EPOCH = Record(
         ("ending", END_REASON, "why it is ending, 0 while it is not"),
         ("cold_start", FLAG, "1 when it started cold, or the next one will"),
         ("unplayed", FLAG, "1 before its first round: the rounds are those of the epoch played before"),
-        ("repeats", U8, "warmups in a row that began again for members that joined meanwhile"),
+        ("repeats", U8, "warmups in a row that began again for members that had not reported"),
         _padding(4),
         ("ready", Bitmap(MAX_CLIENTS), "slots whose warmup witness arrived"),
         ("ceded", Bitmap(MAX_CLIENTS), "slots that were to store the model and cannot"),
