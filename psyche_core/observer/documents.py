@@ -152,6 +152,7 @@ def head(view: RunView) -> Document:
         "total_steps": view.total_steps,
         "first": _seconds(view.first),
         "newest": _seconds(view.newest),
+        "silent": view.silent,
         "tokens": view.tokens,
         "tokens_per_second": round(sum(member.tokens_per_second for member in view.roster if member.state == "healthy")),
         "parameters": view.parameters,

@@ -17,6 +17,7 @@ from psyche_core.observer.member_reports import MEMBER_REPORTS, enter_report
 from psyche_core.observer.member_view import MemberView
 from psyche_core.observer.news import TRAINING_PHASES, news_level
 from psyche_core.observer.records import Answer, Entry, EpochView, News, Stage
+from psyche_core.observer.rhythm import Rhythm
 from psyche_core.observer.roster import Roster
 from psyche_core.sdk.run_events import phase_of
 from psyche_core.state_events import checks_between
@@ -71,8 +72,9 @@ COORDINATOR = "coordinator"
 class RunView:
     """Everything that is shown of one run.
 
-    version: number of changes so far. newest: unix seconds of the newest event. trained: whether members' own losses are known;
-    if not, there may be those that witnesses report.
+    version: number of changes so far. newest: unix seconds of the newest event. silent: whether nothing came for so long that its
+    programs are probably gone, see `look`. trained: whether members' own losses are known; if not, there may be those that
+    witnesses report.
     """
 
     def __init__(self, *, run_id: str = "", total_steps: int | None = None) -> None:
@@ -81,6 +83,8 @@ class RunView:
         self.version: int = 0
         self.first: float | None = None
         self.newest: float = 0.0
+        self.silent: bool = False
+        self._rhythm = Rhythm()
         self.phase: telemetry.PhaseChanged | None = None
         self.phase_since: float | None = None
         self.loss: BucketSeries = BucketSeries(CURVE_BUCKETS)
@@ -124,7 +128,7 @@ class RunView:
         source = printable(source, at_most=NAME_CHARACTERS)
         self.version += 1
         self.first = time if self.first is None else min(self.first, time)
-        self.newest = max(self.newest, time)
+        self._note_time(time)
         match event:
             case telemetry.Started(role="server"):
                 self._server = source
@@ -195,7 +199,8 @@ class RunView:
         """
         self.version += 1
         self.first = time if self.first is None else self.first
-        self.newest = max(self.newest, time)
+        self._note_time(time)
+        self._rhythm.know(state.config)
         self.run_id = state.run_id
         self.total_steps = state.config.total_steps
         phase = phase_of(state)
@@ -220,6 +225,24 @@ class RunView:
         self._follow_checks(time, state)
         if state.run_state is RunState.Finished and self.ended is None:
             self.ended = telemetry.Ended(f"the run finished after {state.progress.step - 1} steps", success=True)
+
+    def look(self, now: float) -> bool:
+        """Find out whether the run has fallen silent. Returns whether that is new. now: unix seconds.
+
+        For whoever follows a run that others play; a replay and the run's own programs need not look.
+        """
+        phase = "" if self.phase is None else self.phase.phase
+        silent = self.ended is None and self._rhythm.silent(now, phase=phase)
+        if silent == self.silent:
+            return False
+
+        self.silent = silent
+        self.version += 1
+        return True
+
+    def _note_time(self, time: float) -> None:
+        self._rhythm.note(time)
+        self.newest, self.silent = max(self.newest, time), False
 
     def _follow_checks(self, time: float, state: CoordinatorState) -> None:
         """Enter what a state, and the one before it, say of checks; a program that tells of them as events counts once."""

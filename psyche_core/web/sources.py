@@ -47,19 +47,27 @@ async def watch_folder(root: Path, feeds: Feeds) -> None:
             await anyio.sleep(SEARCH_SECONDS)
 
 
-async def watch_run(folder: Path, feed: Feed) -> None:
-    """Enter the events of a run's files, and go on as they grow. Never returns."""
+async def watch_run(folder: Path, feed: Feed, *, clock: Callable[[], float] = time.time) -> None:
+    """Enter the events of a run's files, and go on as they grow; see when they grow no more. Never returns."""
     files = EventFolderReader(folder)
     grew = time.monotonic()
     while True:
         entered = await _read(files, feed)
-        if not feed.ready:
+        if feed.view.look(clock()) or not feed.ready:
             feed.ready = True
             feed.changed()
         now = time.monotonic()
         if entered:
             grew = now
         await anyio.sleep(POLL_SECONDS if now - grew < IDLE_SECONDS else SEARCH_SECONDS)
+
+
+async def watch_silence(feed: Feed, *, clock: Callable[[], float] = time.time) -> None:
+    """See when nothing comes any more of a run that is followed otherwise. Never returns."""
+    while True:
+        if feed.view.look(clock()):
+            feed.changed()
+        await anyio.sleep(SEARCH_SECONDS)
 
 
 async def _read(files: EventFolderReader, feed: Feed) -> int:

@@ -84,8 +84,10 @@ def figure(page: Any, name: str) -> str:
 
 def test_a_visitor_finds_a_run_and_a_member_and_sees_points_arrive(site: str, run: Events, open_page: OpenPage) -> None:
     page = open_page(site)
+    page.locator("#runs .chip", has_text="no news since").wait_for()
     page.get_by_role("link", name="first-light").click()
     page.wait_for_selector("#loss canvas")
+    assert page.locator("#phase").inner_text().startswith("no news since 9 Sep 2001")
     assert page.get_by_role("heading", level=1).inner_text() == "first-light"
     assert figure(page, "Step").startswith("60")
     before = page.evaluate("psyche.charts.loss.data[0].length")

@@ -121,6 +121,7 @@ const phases = {
 /** How a run's phase is called, and how good it is. */
 export function phaseOf(head) {
   if (head.ended) return [head.ended.success ? "finished" : "failed", head.ended.success ? "" : "bad"];
+  if (head.silent) return [`no news since ${clock(head.newest)}`, "late"];
   if (!head.phase) return [head.step ? "training" : "starting", head.step ? "good" : ""];
   return phases[head.phase] ?? [head.phase, ""];
 }

@@ -18,7 +18,7 @@ function card(run) {
       {},
       pair("Step", run.total_steps ? `${count(run.step)} of ${count(run.total_steps)}` : count(run.step)),
       pair("Loss", loss(run.loss)),
-      pair("Members", run.members ? `${run.healthy} of ${run.members} train` : "–"),
+      pair("Members", run.members ? `${run.healthy} of ${run.members} ${run.silent ? "trained" : "train"}` : "–"),
       pair("Tokens", count(run.tokens)),
       pair("Traffic", bytes(run.sent)),
       pair("Last heard", clock(run.newest || null)),

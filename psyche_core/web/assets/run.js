@@ -143,7 +143,7 @@ function progress(head) {
   const words = [];
   if (head.total_steps) words.push(`step ${head.step.toLocaleString("en")} of ${head.total_steps.toLocaleString("en")}`);
   if (each) words.push(`${duration(each) === "0 s" || each < 10 ? `${each.toFixed(1)} s` : duration(each)} a step`);
-  if (head.total_steps && each && !head.ended) words.push(`about ${duration(each * Math.max(0, head.total_steps - head.step))} left`);
+  if (head.total_steps && each && !head.ended && !head.silent) words.push(`about ${duration(each * Math.max(0, head.total_steps - head.step))} left`);
   if (head.ended) words.push(head.ended.reason);
   else if (head.needed && head.clients < head.needed) words.push(`${head.clients} of ${head.needed} members that are needed to start`);
   const parts = [];
@@ -161,8 +161,8 @@ function figures(head) {
     figure("Loss", loss(head.loss), head.reported ? "as witnesses report, unverified" : "nats per token, all members"),
     figure("Validation loss", head.validation ? loss(head.validation[1]) : "–", head.validation ? `after step ${head.validation[0]}` : ""),
     figure("Step", head.step.toLocaleString("en"), head.epoch === null ? "" : `epoch ${head.epoch}`),
-    figure("Members", head.members ? `${head.healthy} of ${head.members}` : "–", "train now"),
-    figure("Tokens", head.reported ? "–" : count(head.tokens), head.tokens_per_second ? `${count(head.tokens_per_second)} a second` : ""),
+    figure("Members", head.members ? `${head.healthy} of ${head.members}` : "–", head.silent ? "trained when last heard" : "train now"),
+    figure("Tokens", head.reported ? "–" : count(head.tokens), head.tokens_per_second && !head.silent ? `${count(head.tokens_per_second)} a second` : ""),
     figure("Sent", head.sent ? bytes(head.sent) : "–", head.received ? `${bytes(head.received)} received` : ""),
     figure("Time", head.first === null ? "–" : duration(head.newest - head.first), `last heard ${clock(head.newest || null)}`),
     ...(head.differ ? [figure("Replicas differ", String(head.differ), "see the news")] : []),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +24,14 @@ from psyche_core.web.access import Access
 from psyche_core.web.feeds import Feed, Feeds
 from psyche_core.web.hosting import listen
 from psyche_core.web.pages import ASSETS, PAGES
-from psyche_core.web.sources import check_folder, follow_coordinator, own_events, watch_folder
+from psyche_core.web.sources import (
+    check_folder,
+    follow_coordinator,
+    own_events,
+    watch_folder,
+    watch_run,
+    watch_silence,
+)
 from tests.unit.coordinator.checked_run import checked_run
 from tests.unit.web.conftest import Served, messages
 
@@ -227,6 +236,28 @@ async def test_runs_of_a_folder_are_shown_and_followed(served: Served, tmp_path:
             while len((await client.get("/api/runs")).json()["runs"]) < 2:
                 await anyio.sleep(0.01)
             tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_a_run_of_a_folder_that_is_over_without_an_end_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is one that is followed otherwise; whoever waits for changes is told."""
+    monkeypatch.setattr("psyche_core.web.sources.POLL_SECONDS", 0.02)
+    (tmp_path / "client-1.jsonl").write_text(to_json(step(1)) + "\n")
+    later = time.time() + 1e6
+    feeds = Feeds()
+    now, tomorrow, other = feeds.add("now"), feeds.add("tomorrow"), feeds.add("other")
+    own_events(other, source="client-1")(step(1))
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for feed in (now, tomorrow):
+                feed.ready = False
+            tasks.start_soon(watch_run, tmp_path, now)
+            tasks.start_soon(functools.partial(watch_run, tmp_path, tomorrow, clock=lambda: later))
+            tasks.start_soon(functools.partial(watch_silence, other, clock=lambda: later))
+            while not (now.ready and tomorrow.ready and other.view.silent):
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+    assert (now.view.silent, tomorrow.view.silent) == (False, True)
 
 
 def test_a_sink_enters_what_this_process_tells() -> None:

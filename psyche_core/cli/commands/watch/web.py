@@ -54,7 +54,7 @@ async def _serve(settings: WebSettings, given: Mapping[str, Any]) -> None:
     from psyche_core.web.access import Access
     from psyche_core.web.feeds import Feeds
     from psyche_core.web.hosting import listen, new_server, serving
-    from psyche_core.web.sources import check_folder, follow_coordinator, watch_folder
+    from psyche_core.web.sources import check_folder, follow_coordinator, watch_folder, watch_silence
     from psyche_core.web.visitors import VisitorLimits
 
     if settings.events is None and settings.run_id is None:
@@ -73,7 +73,9 @@ async def _serve(settings: WebSettings, given: Mapping[str, Any]) -> None:
     ):
         if backend is not None:
             assert settings.run_id is not None
-            tasks.start_soon(follow_coordinator, backend, feeds.add(settings.run_id))
+            feed = feeds.add(settings.run_id)
+            tasks.start_soon(follow_coordinator, backend, feed)
+            tasks.start_soon(watch_silence, feed)
         if settings.events is not None:
             tasks.start_soon(watch_folder, settings.events, feeds)
         print_address(url)
