@@ -1,8 +1,7 @@
 """Evaluations of a client while it trains: a thread of low priority that works whenever the trainer does not need the model.
 
-Its priority is low once the first model has answered the prompts. Prompts are answered at most every PROMPT_SECONDS and once more
-at the end; tasks are measured over and over, each time completely. A task that fails is reported once and left out from then on;
-training never notices.
+Prompts are answered at most every PROMPT_SECONDS and once more at the end; tasks are measured over and over, each time
+completely. A task that fails is reported once and left out from then on; training never notices.
 """
 
 from __future__ import annotations
@@ -79,6 +78,8 @@ class InRunEvaluator:
         self._thread.join(seconds)
 
     def _run(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # Linux has priorities of threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
             with self._spare.borrow():
                 pass  # nothing is imported before the model is loaded
@@ -91,18 +92,13 @@ class InRunEvaluator:
             self._last_done.set()
 
     def _work(self) -> None:
-        if not self._plan.prompts:
-            _lower_priority()
         try:
             self._tokenizer = self._read_tokenizer()
         except PsycheError as error:
             self._warn("the model cannot be evaluated", error)
             return
 
-        # The first texts are those of the untrained model, which others soon replace: on a machine with other work a thread of
-        # the lowest priority would begin them steps later.
         prompted = self._answer_prompts()
-        _lower_priority()
         todo = self._open_tasks()
         measured: dict[str, int] = {}
         while True:
@@ -206,9 +202,3 @@ class InRunEvaluator:
     def _warn(self, what: str, error: BaseException) -> None:
         text = str(error).strip().splitlines()
         self._report(telemetry.Problem("warning", f"{what}: {text[0] if text else type(error).__name__}; training goes on"))
-
-
-def _lower_priority() -> None:
-    """Give this thread the lowest priority. It cannot be raised again."""
-    with contextlib.suppress(AttributeError, OSError):  # Linux has priorities of threads
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

@@ -74,7 +74,10 @@ async def _trained_alone(job: Job) -> Outcome:
     command = [sys.executable, "-m", Job.__module__]
     process = await anyio.run_process(command, input=job.encode(), stderr=None, check=False)
     if process.returncode or not process.stdout:
-        message = f"the process that trained {job.recipe.title} with seed {job.seed} ended with status {process.returncode}"
+        message = (
+            f"the process that trained {job.recipe.title} with seed {job.seed} ended with status {process.returncode}; "
+            "its output says why"
+        )
         raise UserError(message)
 
     return decoded_outcome(process.stdout)

@@ -66,7 +66,10 @@ def recipe_of(run: RunFile, candidate: Candidate) -> Recipe:
     llm = run.model.LLM
     rate = candidate.values.get(RATE, (llm.lr_schedule.settings or {}).get("base_lr"))
     if rate is None:
-        message = f"[model.LLM.lr_schedule.{llm.lr_schedule.name}] has no base_lr, so there is no rate to vary"
+        message = (
+            f"[model.LLM.lr_schedule.{llm.lr_schedule.name}] has no base_lr, so there is no rate to vary; choose a schedule that "
+            "has one"
+        )
         raise ConfigError(message)
     return Recipe(llm.optimizer.name, float(rate), changed(llm.optimizer.settings or {}, candidate.values))
 

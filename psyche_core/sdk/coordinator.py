@@ -165,7 +165,10 @@ class Coordinator:
         if self._failure is not None:
             raise self._failure
         if server.state.run_state is not RunState.Finished:
-            message = f"the coordinator stopped in {server.state.run_state.name}, before the run was finished"
+            message = (
+                f"the coordinator stopped in {server.state.run_state.name}, before the run was finished; "
+                "with a folder for its state it continues when it is started again"
+            )
             raise BackendError(message)
 
         return server.state

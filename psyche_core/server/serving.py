@@ -201,7 +201,7 @@ async def _host(
                 raise
             tasks.cancel_scope.cancel()
         if server.state.run_state is not RunState.Finished:
-            message = f"the server stopped in {server.state.run_state.name}, before the run was finished"
+            message = f"the server stopped in {server.state.run_state.name}, before the run was finished; start it again"
             raise BackendError(message)
 
         reason = f"the run finished after {server.state.progress.step - 1} steps"

@@ -241,7 +241,7 @@ class RunMetrics:
         if short and not self._disturbed:
             self.violations.append(
                 f"a trained round was lost: of step {event.step}, {client.name} applied {event.accepted} "
-                f"of {event.trained} shares"
+                f"of {event.trained} shares; a machine with much other work is too slow for some: try again when it has less"
             )
         elif short:
             self.requeued[event.epoch, event.step] = short

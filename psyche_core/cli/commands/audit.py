@@ -154,7 +154,7 @@ def _signed(run_id: str, address: str, backend: str) -> Signed:
     try:
         return signed_in(anyio.run(ask), source=f"the coordinator {address.partition('#')[0]}")
     except TimeoutError as error:
-        message = f"the coordinator {address} gave no state within {2 * STATE_SECONDS:g} s"
+        message = f"the coordinator {address} gave no state within {2 * STATE_SECONDS:g} s; check that it runs, and try again"
         raise BackendError(message) from error
 
 

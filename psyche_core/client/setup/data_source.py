@@ -55,7 +55,7 @@ def held_out_place(path: Path, token_size: str) -> Choice:
 async def first_samples(provider: DataProvider, count: int, *, sequence_length: int, name: str = "the data provider") -> Samples:
     """The first `count` samples, or all if there are fewer; see `read_samples`. Raises ConfigError if there is none."""
     if provider.num_sequences == 0:
-        message = "the validation data holds no whole sequence"
+        message = "the validation data holds no whole sequence; add text, or choose a smaller max_seq_len"
         raise ConfigError(message)
 
     check_announced(provider, sequence_length=sequence_length, name=name)

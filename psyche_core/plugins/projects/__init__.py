@@ -207,8 +207,8 @@ def _words(kind: str, name: str) -> dict[str, str]:
         raise UserError(message)
     if not _NAME.fullmatch(name) or len(name) > _MAX_NAME or keyword.iskeyword(name.lower()):
         message = (
-            f"{name!r} cannot be a plugin's name: it begins with a letter, goes on with letters, digits and single - or _, has "
-            f"at most {_MAX_NAME} characters and is no word of Python"
+            f"{name!r} cannot be a plugin's name; expected a letter, then letters, digits and single - or _, at most {_MAX_NAME} "
+            "characters, and no word of Python"
         )
         raise UserError(message)
     if kind in _TYPED and name != name.lower():

@@ -54,7 +54,7 @@ def port_of(name: str, value: object) -> None:
         message = f"{name}= takes a whole number, got {value!r} ({type(value).__name__})"
         raise TypeError(message)
     if not 0 <= value <= _MOST_PORT:
-        message = f"{name}={value}: a port is 0 (any free one) to {_MOST_PORT}"
+        message = f"{name}={value}: expected a port, 0 (any free one) to {_MOST_PORT}"
         raise ConfigError(message)
 
 

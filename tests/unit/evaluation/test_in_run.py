@@ -172,26 +172,6 @@ def test_evaluations_run_while_training_goes_on_and_change_nothing(
     assert problem.endswith("; training goes on")
 
 
-def test_the_first_model_answers_before_the_thread_steps_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the lowest priority from the beginning a machine with other work would answer steps later."""
-    training = Training(folder)
-    told: list[object] = []
-    stepped_back = threading.Event()
-
-    def step_back() -> None:
-        told.append("stepped back")
-        stepped_back.set()
-
-    monkeypatch.setattr(in_run, "_lower_priority", step_back)
-    evaluator = InRunEvaluator(Plan(prompts=True), training.spare, lambda: training.trainer.description, told.append)
-    evaluator.start()
-    assert stepped_back.wait(WAIT)
-    evaluator.stop(WAIT)
-    *texts, last = told
-    assert last == "stepped back"
-    assert [text.step for text in texts if isinstance(text, telemetry.PromptAnswered)] == [0] * 4
-
-
 def test_a_model_without_a_tokenizer_is_one_warning(tmp_path: Path) -> None:
     training = Training(make_checkpoint(tmp_path, tokenizer=False))
     events: list[telemetry.Event] = []

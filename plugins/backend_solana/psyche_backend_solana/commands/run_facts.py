@@ -29,13 +29,16 @@ async def reference_run(context: CommandContext, run_id: str) -> dict[str, Any]:
     try:
         read = await methods.account(context.rpc, address, timeout=CALL_SECONDS)
         if read is None or read.owner != program:
-            message = f"the program {program} has no run {run_id!r} at {context.rpc.current.name}"
+            message = (
+                f"the program {program} has no run {run_id!r} at {context.rpc.current.name}; "
+                "check the name, --rpc and the program's id"
+            )
             raise AccessRefused("WrongRun", message)
 
         instance = reference.parse_instance(read.data)
         kept = await methods.account(context.rpc, instance["account"], timeout=CALL_SECONDS)
         if kept is None or kept.owner != program:
-            message = f"the account {instance['account']} of the run {run_id!r} is gone"
+            message = f"the account {instance['account']} of the run {run_id!r} is gone; its owner has closed the run"
             raise BackendError(message)
 
         return {**instance, "instance": address, **reference.parse_account(kept.data)}

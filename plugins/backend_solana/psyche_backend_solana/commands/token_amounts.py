@@ -17,7 +17,7 @@ async def decimals(context: CommandContext, mint: Pubkey) -> int:
     """Number of decimals of a token. Raises BackendError."""
     read = await methods.account(context.rpc, mint, timeout=CALL_SECONDS)
     if read is None:
-        message = f"there is no token {mint}"
+        message = f"there is no token {mint}; check its address and --rpc"
         raise BackendError(message)
 
     try:

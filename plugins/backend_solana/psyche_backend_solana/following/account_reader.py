@@ -169,7 +169,10 @@ class Follower:
 
     def _existing(self, account: methods.AccountRead | None, *, part: bool = False) -> methods.AccountRead:
         if account is None or not (account.data or part):
-            message = f"the run's account {self._run.account} is gone: its owner has closed the run"
+            message = (
+                f"the run's account {self._run.account} is gone: its owner has closed the run; "
+                "what this client saved stays on its disk"
+            )
             raise BackendClosed(message)
 
         expect_owner(account, self._run.program, "coordinator account")

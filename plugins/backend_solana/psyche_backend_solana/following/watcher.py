@@ -129,7 +129,10 @@ class Watcher:
             timeout=self._call_seconds,
         )
         if account is None or clock is None:
-            message = f"the run's account {self._run.account} is gone: its owner has closed the run"
+            message = (
+                f"the run's account {self._run.account} is gone: its owner has closed the run; "
+                "what this client saved stays on its disk"
+            )
             raise BackendClosed(message)
 
         reading = ChainClock(unix_time(bytes(NONCE_OFFSET) + clock.data), at)
@@ -173,7 +176,10 @@ class Watcher:
                 self._wake.set()
                 silent = anyio.current_time() - self._answered
                 if silent > self._give_up_seconds:
-                    message = f"the coordinator could not be read for {silent:.0f} s: {error}"
+                    message = (
+                        f"the coordinator could not be read for {silent:.0f} s: {error}; "
+                        "start the client again, with another RPC endpoint beside this one"
+                    )
                     raise BackendClosed(message) from error
                 logger.info("reading the coordinator failed: %s", error)
                 await anyio.sleep(min(self._intervals.alert, 1.0))

@@ -23,7 +23,7 @@ def read_wallets(path: Path) -> tuple[Pubkey, ...]:
         raise UserError(message) from error
 
     if len(text) > MAX_BYTES:
-        message = f"the allow-list {path} is over {MAX_BYTES} bytes"
+        message = f"the allow-list {path} is over {MAX_BYTES} bytes; expected one wallet a line"
         raise UserError(message)
     wallets: dict[Pubkey, None] = {}
     for number, line in enumerate(text.decode("utf-8", errors="replace").splitlines(), start=1):

@@ -77,7 +77,7 @@ async def coordinator_account(rpc: Rpc, run: Run, *, timeout: float = CALL_SECON
     """The account of a run's state, read now. Raises BackendError."""
     read = await asked(rpc, run.account, timeout=timeout)
     if read is None:
-        message = f"the account {run.account} of the run's state is gone"
+        message = f"the account {run.account} of the run's state is gone; its owner has closed the run"
         raise BackendError(message)
 
     try:

@@ -113,7 +113,10 @@ class RepeatedDialer:
             pause = await self._pause(pause, at_most=max(0.0, deadline - anyio.current_time()))
 
         why = last.sentence if isinstance(last, PsycheError) else last
-        message = f"the coordinator was lost ({lost}) and did not come back within {self._context.retry_seconds:g} s: {why}"
+        message = (
+            f"the coordinator was lost ({lost}) and did not come back within {self._context.retry_seconds:g} s: {why}; start "
+            "this client again when it is back; a larger --reconnect-seconds waits longer"
+        )
         raise BackendClosed(message)
 
     async def _dial(self) -> DialedConnection:

@@ -66,7 +66,7 @@ class AllowList:
             raise UserError(message) from error
 
         if len(text) > MAX_BYTES:
-            message = f"the allow-list {self._path} is over {MAX_BYTES} bytes"
+            message = f"the allow-list {self._path} is over {MAX_BYTES} bytes; expected one public key a line"
             raise UserError(message)
 
         keys = set()

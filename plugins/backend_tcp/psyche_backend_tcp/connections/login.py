@@ -111,13 +111,19 @@ def check_login(payload: bytes, hello: Hello, *, server_key: bytes) -> Login:
             bytes() as signature,
         ] if len(public) == 32 and len(nonce) == NONCE_BYTES and len(known) in (0, 32):
             if run_id != hello.run_id:
-                message = f"this server coordinates the run {hello.run_id!r}, you asked for {run_id[:40]!r}"
+                message = (
+                    f"this server coordinates the run {hello.run_id!r}, you asked for {run_id[:40]!r}; "
+                    "check --run-id and --server-addr"
+                )
                 raise LoginRefused("WrongRun", message)
 
             login = Login(public, nonce, known)
             body = _body(_CLIENT, hello, login, server_key)
             if not verify(public, signature, domain=_DOMAIN, run=run_id.encode(), body=body):
-                message = "the signature does not fit this connection: a wrong key, or somebody between you and the server"
+                message = (
+                    "the signature does not fit this connection: a wrong key, or somebody between you and the server; "
+                    "check its address and KEY with its owner"
+                )
                 raise LoginRefused("BadSignature", message)
 
             return login

@@ -82,7 +82,10 @@ async def _play(settings: ReplaySettings, places: list[Path]) -> None:
 
     first = await anyio.to_thread.run_sync(lambda: next(EventFolderReader(*places).read(), None))
     if first is None:
-        message = f"no event of a run is in {', '.join(map(str, places))}"
+        message = (
+            f"no event of a run is in {', '.join(map(str, places))}; "
+            "expected the folder of --events-dir or `psyche testnet start --out`"
+        )
         raise InputError(message)
 
     page = Page(

@@ -81,7 +81,7 @@ def serve_store(address: str | None) -> tuple[Store, str, int]:
         listener.bind(target)
         listener.listen(128)
     except OSError as error:
-        message = f"cannot listen for sidecars on {host}:{port}: {error.strerror or error}"
+        message = f"cannot listen for sidecars on {host}:{port}: {error.strerror or error}; choose another --sidecar-bind"
         raise ModelError(message) from error
 
     port = int(listener.getsockname()[1])
@@ -108,7 +108,8 @@ def reach_store(host: str, port: int, *, seconds: float = CONNECT_SECONDS) -> St
     try:
         return Store(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=seconds))
     except DistError as error:
-        message = f"{host}:{port} does not answer as the client's store: {str(error).splitlines()[0]}"
+        why = str(error).splitlines()[0]
+        message = f"{host}:{port} does not answer as the client's store: {why}; check --main-host against --sidecar-bind"
         raise ModelError(message) from error
 
 
@@ -163,7 +164,7 @@ def join(store: Store, *, rank: int, world_size: int, secret: bytes, seconds: fl
             case [int(protocol), str(version), int(size), str(backend), bytes(nonce)]:
                 pass
             case _:
-                message = "the program at this address is not a client that waits for sidecars"
+                message = "the program at this address is not a client that waits for sidecars; check --main-host"
                 raise ModelError(message)
         if (protocol, version) != (PROTOCOL, torch.__version__):
             message = f"the client has protocol {protocol} and torch {version}, this machine {PROTOCOL} and {torch.__version__}"

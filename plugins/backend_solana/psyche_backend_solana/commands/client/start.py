@@ -123,7 +123,10 @@ class VersionReader:
         (seen,) = await methods.accounts(self._desk.rpc, [self._run.account], data_slice=part, timeout=CALL_SECONDS)
         if seen is None or len(seen.data) != CLIENT_VERSION_BYTES:
             self._run = None  # closed; its owner may create it again, with another account
-            message = f"the run {self._run_id!r} is no longer on the chain"
+            message = (
+                f"the run {self._run_id!r} is no longer on the chain: its owner has closed it; "
+                "ask the owner whether it comes back"
+            )
             raise BackendError(message)
 
         if seen.data != self._seen:

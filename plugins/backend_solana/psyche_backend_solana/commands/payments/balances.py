@@ -50,7 +50,10 @@ async def free_balances(context: CommandContext, run_id: str, treasurer_index: i
         if settled and state is not None and not _is_member(state, account.signer):
             gone.append(user)
     if not gone:
-        message = f"no balance of {run_id!r} can be freed: all members that have one are in the run, or not paid out"
+        message = (
+            f"no balance of {run_id!r} can be freed: all members that have one are in the run, or not paid out; "
+            "treasurer-pay-members pays them"
+        )
         raise UserError(message)
 
     signatures = []

@@ -161,7 +161,7 @@ async def claim(context: CommandContext, index: int) -> Outcome:
     """Claim this wallet's share of the pool's returns."""
     address, pool = await _pool(context, index)
     if pool.redeemable is None:
-        message = f"claims of the pool {index} are not open yet"
+        message = f"claims of the pool {index} are not open yet; its owner opens them, and `show` says when they are"
         raise UserError(message)
 
     mint, vault = pool.redeemable
@@ -202,7 +202,7 @@ async def show(context: CommandContext, index: int, address: Pubkey | None) -> O
 
 async def _take(context: CommandContext, paying: Any, pool: Pubkey, *, mint: Pubkey, vault: Pubkey, units: int) -> Outcome:
     if units <= 0:
-        message = "there is nothing to pay out to this wallet now"
+        message = "there is nothing to pay out to this wallet now; `show --address WALLET` prints what it received"
         raise UserError(message)
 
     own = tokens.associated(context.payer, mint)
@@ -217,7 +217,7 @@ async def _pool(context: CommandContext, index: int) -> tuple[Pubkey, layout.Poo
     address = layout.pool_address(index, program=context.programs.mining_pool)
     read = await methods.account(context.rpc, address, timeout=CALL_SECONDS)
     if read is None:
-        message = f"there is no pool {index}"
+        message = f"there is no pool {index}; check --index and --rpc"
         raise UserError(message)
 
     try:
@@ -231,7 +231,7 @@ async def _lender(context: CommandContext, pool: Pubkey, user: Pubkey | None = N
     at = layout.lender_address(pool, who, program=context.programs.mining_pool)
     read = await methods.account(context.rpc, at, timeout=CALL_SECONDS)
     if read is None:
-        message = f"the wallet {who} is not a lender of this pool"
+        message = f"the wallet {who} is not a lender of this pool; check --index, and -w or --address"
         raise UserError(message)
 
     try:

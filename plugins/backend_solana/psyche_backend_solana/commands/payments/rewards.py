@@ -73,7 +73,7 @@ async def claim(context: CommandContext, run_id: str, treasurer_index: int | Non
     held = await amount_of(context, paying.treasury.vault)
     units = min(due, held)
     if not units:
-        why = "the vault is empty; the owner tops it up" if due else "nothing is owed to this wallet"
+        why = "the vault is empty; the owner tops it up" if due else "nothing is owed to this wallet; it earns at an epoch's end"
         message = f"nothing to claim from {run_id!r}: {why}"
         raise UserError(message)
 
@@ -106,7 +106,8 @@ async def pay_members(context: CommandContext, run_id: str, treasurer_index: int
     affordable = _within(owed, await amount_of(context, paying.treasury.vault))
     rest = sum(due.units for due in owed) - sum(due.units for due in affordable)
     if not affordable:
-        message = f"nobody can be paid by {run_id!r}: " + ("the vault is empty; top it up" if rest else "nobody is owed anything")
+        why = "the vault is empty; top it up" if rest else "nobody is owed anything; members earn at an epoch's end"
+        message = f"nobody can be paid by {run_id!r}: {why}"
         raise UserError(message)
 
     signatures = []

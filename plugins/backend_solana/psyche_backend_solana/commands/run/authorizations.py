@@ -60,7 +60,10 @@ async def delete(context: CommandContext, grantee: Pubkey) -> Outcome:
     """Revoke a grant and close its account. The wallet and its delegates can join no further epoch."""
     at = layout.address(context.payer, grantee, program=context.programs.authorizer)
     if await _read(context, at) is None:
-        message = f"there is no authorization by {context.payer} for {_whose(grantee)}"
+        message = (
+            f"there is no authorization by {context.payer} for {_whose(grantee)}; "
+            "check --authorizer, and that -w is the wallet that granted it"
+        )
         raise UserError(message)
 
     off = layout.grantor_update(context.payer, at, active=False, program=context.programs.authorizer)
@@ -117,7 +120,9 @@ async def delegate(context: CommandContext, join_authority: Pubkey, delegates_cl
 
     at = layout.address(join_authority, context.payer, program=context.programs.authorizer)
     if await _read(context, at) is None:
-        message = f"{join_authority} has granted this wallet ({context.payer}) nothing"
+        message = (
+            f"{join_authority} has granted this wallet ({context.payer}) nothing; ask for join-authorization-create, or check -w"
+        )
         raise UserError(message)
 
     chunks = [added[start : start + DELEGATES_AT_ONCE] for start in range(0, len(added), DELEGATES_AT_ONCE)] or [()]

@@ -86,7 +86,7 @@ async def close_address(context: CommandContext, run_id: str) -> Outcome:
     await context.check_ids("authorizer")
     read = await methods.account(context.rpc, at, timeout=CALL_SECONDS)
     if read is None or read.owner != context.programs.authorizer:
-        message = f"there is no address of the wallet {context.payer} for {run_id!r}"
+        message = f"there is no address of the wallet {context.payer} for {run_id!r}; check -r and -w"
         raise UserError(message)
 
     closed = authorizer.close(context.payer, context.payer, authorization=at, program=context.programs.authorizer)

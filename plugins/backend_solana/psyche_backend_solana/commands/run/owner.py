@@ -235,7 +235,7 @@ async def update_config(
         name for name in ("config", "model", "progress", "metadata", "client_version") if getattr(wanted, name) is not None
     ]
     if not changed:
-        message = "nothing would change: all given values are already set"
+        message = "nothing would change: all given values are already set; `psyche run-manager json-dump-run` prints them"
         raise UserError(message)
 
     for instruction in coordinator.staged_update(owner.found.run, wanted, authority=context.payer):

@@ -142,7 +142,7 @@ async def can_join(context: CommandContext, run_id: str, authorizer: Pubkey | No
     phase = "Uninitialized" if state is None else state.run_state.name
     funds_there = await methods.balance(context.rpc, address, timeout=CALL_SECONDS)
     if not funds_there:
-        message = f"the wallet {address} is authorized, but has no SOL to pay fees with"
+        message = f"the wallet {address} is authorized, but has no SOL to pay fees with; send it some"
         raise CommandRefused("NoFunds", message)
 
     sentence = f"the wallet {address} can join {run_id!r} (now {phase})"
