@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from psyche_core.coordinator.state import CoordinatorConfig
+from psyche_core.config.schema import CoordinatorConfig
 
 LEAST_SECONDS: Final = 120.0
 """A shorter silence is never told: machines may be busy, and files may be copied from elsewhere now and then."""

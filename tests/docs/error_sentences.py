@@ -38,7 +38,7 @@ def sources() -> list[Path]:
 @functools.cache
 def nodes_of(path: Path) -> tuple[ast.AST, ...]:
     """All that the code of a file consists of, in the order in which it stands there."""
-    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if hasattr(node, "lineno")]
+    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.stmt | ast.expr)]
     return tuple(sorted(nodes, key=lambda node: (node.lineno, node.col_offset)))
 
 
