@@ -117,7 +117,7 @@ def test_a_folder_with_something_in_it_is_left_alone(psyche: Psyche, tmp_path: P
         ("data", "x\n", "cannot be a plugin's name"),
         ("data", "", "'' cannot be a plugin's name"),
         ("data", "a" * 41, "at most 40 characters"),
-        ("data", "class", "is no word of Python"),
+        ("data", "class", "no word of Python"),
         ("data", 'x"', "cannot be a plugin's name"),
         ("tracker", "Lines", "so it has no capital letters; try lines"),
         ("tracker", "my-lines", "so it has no hyphens; try my_lines"),
