@@ -16,7 +16,7 @@ from psyche_backend_tcp.server.state_store import StateStore, state_file
 from psyche_core.cli.program import open_report
 from psyche_core.config.run_config import load_data_file, load_run_file
 from psyche_core.errors import ConfigError, IdentityError, ModelError, UserError
-from psyche_core.regular_files import NotRegular, expect_regular, regular, regular_private
+from psyche_core.regular_files import MAX_LIST_BYTES, NotRegular, expect_regular, read_entries, regular, regular_private
 from psyche_core.storage.checkpoint_names import MANIFEST_FILE
 from psyche_core.telemetry.events import Problem
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, read_manifest, verify, write_manifest
@@ -150,3 +150,24 @@ def test_events_go_into_a_pipe_that_somebody_reads_and_wait_for_nobody(tmp_path:
         assert b'"heard"' in os.read(reader, 4096)
     finally:
         os.close(reader)
+
+
+def test_a_list_is_read_entry_by_entry_with_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "list"
+    path.write_bytes(b"# who may join\nfirst\n\n   second  # a friend\r\nthi\xffrd")
+
+    assert read_entries(path, "the list") == ((2, "first"), (4, "second"), (5, "thi\ufffdrd"))
+
+
+def test_a_list_that_is_missing_a_folder_or_too_long_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^cannot read the list .*absent: No such file or directory$"):
+        read_entries(tmp_path / "absent", "the list")
+    with pytest.raises(UserError, match=r"^cannot read the list .*: it is a folder, expected a regular file$"):
+        read_entries(tmp_path, "the list")
+
+    path = tmp_path / "list"
+    path.write_bytes(b"#" * MAX_LIST_BYTES)
+    assert read_entries(path, "the list") == ()
+    path.write_bytes(b"#" * (MAX_LIST_BYTES + 1))
+    with pytest.raises(UserError, match=r"^the list .* is over 1048576 bytes; expected one entry a line$"):
+        read_entries(path, "the list")

@@ -145,7 +145,7 @@ async def test_ctrl_c_ends_it_with_130() -> None:
         (["--access", "members"], "--access members needs --run-id"),
         (["--access", "open", "--run-id", "x"], "--access members and --run-id belong together"),
         (["--access", "token"], "--access token and --token-file FILE belong together"),
-        (["--token-file", "missing.txt"], "cannot read the tokens missing.txt: No such file"),
+        (["--token-file", "missing.txt"], "cannot read the token file missing.txt: No such file"),
         (["--run-id", "x", "--run-id", "y", "--server-addr", "a:1"], "one --server-addr for each --run-id, got 1 for 2"),
         (["--run-id", "x", "--no-observer"], "needs the coordinator's address; give --server-addr"),
         (["--run-id", "x", "--server-addr", "nonsense", "--no-observer"], "expected a server address like"),

@@ -8,29 +8,13 @@ from solders.pubkey import Pubkey
 
 from psyche_backend_solana.settings import parse_address
 from psyche_core.errors import UserError
-from psyche_core.regular_files import regular
-
-MAX_BYTES = 1 << 20
+from psyche_core.regular_files import read_entries
 
 
 def read_wallets(path: Path) -> tuple[Pubkey, ...]:
     """Read a file with a wallet's address on each line, # for comments. Raises UserError. Blocking."""
-    try:
-        with open(path, "rb", opener=regular) as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        message = f"cannot read the allow-list {path}: {error.strerror}"
-        raise UserError(message) from error
-
-    if len(text) > MAX_BYTES:
-        message = f"the allow-list {path} is over {MAX_BYTES} bytes; expected one wallet a line"
-        raise UserError(message)
     wallets: dict[Pubkey, None] = {}
-    for number, line in enumerate(text.decode("utf-8", errors="replace").splitlines(), start=1):
-        word = line.partition("#")[0].strip()
-        if not word:
-            continue
-
+    for number, word in read_entries(path, "the allow-list"):
         try:
             wallet = parse_address(word)
         except ValueError:

@@ -11,11 +11,9 @@ import logging
 from pathlib import Path
 
 from psyche_core.errors import UserError
-from psyche_core.regular_files import regular
+from psyche_core.regular_files import read_entries
 
 logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
-
-MAX_BYTES = 1024 * 1024
 
 
 class AllowList:
@@ -58,23 +56,8 @@ class AllowList:
         return status.st_mtime_ns, status.st_size, status.st_ino
 
     def _read(self) -> frozenset[bytes]:
-        try:
-            with open(self._path, "rb", opener=regular) as file:
-                text = file.read(MAX_BYTES + 1)
-        except OSError as error:
-            message = f"cannot read the allow-list {self._path}: {error.strerror}"
-            raise UserError(message) from error
-
-        if len(text) > MAX_BYTES:
-            message = f"the allow-list {self._path} is over {MAX_BYTES} bytes; expected one public key a line"
-            raise UserError(message)
-
         keys = set()
-        for number, line in enumerate(text.decode("utf-8", errors="replace").splitlines(), start=1):
-            digits = line.partition("#")[0].strip()
-            if not digits:
-                continue
-
+        for number, digits in read_entries(self._path, "the allow-list"):
             try:
                 key = bytes.fromhex(digits)
             except ValueError:

@@ -5,30 +5,16 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from psyche_core.errors import ConfigError, UserError
+from psyche_core.errors import ConfigError
+from psyche_core.regular_files import read_entries
 
-_MAX_BYTES = 1 << 20
 _MOST_CHARACTERS = 512
 
 
 def read_tokens(path: Path) -> tuple[str, ...]:
     """The tokens. Raises UserError for a file that cannot be read, ConfigError for one that holds something else."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        message = f"cannot read the tokens {path}: {error.strerror}"
-        raise UserError(message) from error
-
-    if len(data) > _MAX_BYTES:
-        message = f"the token file {path} is over {_MAX_BYTES} bytes; it should hold one token a line"
-        raise ConfigError(message)
-
     tokens = []
-    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        token = line.partition("#")[0].strip()
-        if not token:
-            continue
+    for number, token in read_entries(path, "the token file"):
         if len(token) > _MOST_CHARACTERS or not all("!" <= character <= "~" for character in token):
             message = (
                 f"line {number} of the token file {path} must be one token of at most {_MOST_CHARACTERS} printable ASCII "
