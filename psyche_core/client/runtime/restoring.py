@@ -182,10 +182,14 @@ class Restorer:
         base, digest = found.header.base_step, found.header.base_digest
         return (base, digest) if signed_ends(state).get(base) in (None, digest) else None
 
-    def begins_with_stored(self, state: CoordinatorState) -> bool:
-        """Whether our journal continues from the run's stored model, so that loading that model is worthwhile."""
+    def reaches_stored(self, state: CoordinatorState) -> bool:
+        """Whether our journal begins at the run's stored model or passes it, so that loading that model is worthwhile.
+
+        Our journal may have begun with an earlier stored model, if the disk had no room for checkpoints since.
+        """
         self.look_back(state)
-        return self._found is not None and self._found.header.base_step == state.stored.step
+        found = self._found
+        return found is not None and found.header.base_step <= state.stored.step <= found.last_step
 
     def look_back(self, state: CoordinatorState) -> None:
         """Read our journal before a checkpoint is chosen. Call it again for each start. Raises ModelError, ConfigError.

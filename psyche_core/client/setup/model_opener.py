@@ -162,7 +162,7 @@ class ModelOpener:
         except NoModelSource:
             if self._restorer is None:
                 raise
-            if not self._restorer.begins_with_stored(request.state):
+            if not self._restorer.reaches_stored(request.state):
                 self._report_resumed(request.state, checkpoint=None, step=None)
                 raise
             state = replace(request.state, model=loaded_from_hub(request.state.model))

@@ -163,9 +163,9 @@ class Disk:
         signed = signed_digests(state).get(due)
         return any((one.step, one.digest) == (due, signed) for one in (*self._saved, *self._discarded))
 
-    def begins_with_stored(self, state: CoordinatorState) -> bool:
-        """Whether the journal starts at the run's stored model, so that this model is worth loading."""
-        return bool(self._journal) and self._journal[0].step == state.stored.step
+    def reaches_stored(self, state: CoordinatorState) -> bool:
+        """Whether the journal begins at the run's stored model or passes it, so that this model is worth loading."""
+        return bool(self._journal) and self._journal[0].step <= state.stored.step <= self._journal[-1].step
 
     def checkpoint(self, state: CoordinatorState) -> SavedMasters | None:
         """The newest checkpoint that belongs to the run in this state."""

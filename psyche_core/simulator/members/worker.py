@@ -173,7 +173,7 @@ class Worker(Process):
         self.disk.restore_earlier_journal(state)
         own = None if work.fresh else self.disk.checkpoint(state)
         if from_members and not self._knows_the_model and own is None:
-            if not self.disk.begins_with_stored(state):
+            if not self.disk.reaches_stored(state):
                 return ev.SourceMissing("nothing here says how the model is built")
             checkpoint, from_members = loaded_from_hub(state.model).LLM.checkpoint, False
 

@@ -302,6 +302,17 @@ def test_a_stored_model_of_a_signed_end_is_followed_by_the_journal_that_covers_i
     assert masters.content == member.contents[9]
 
 
+@pytest.mark.parametrize(("stored_step", "reached"), [(0, True), (6, True), (9, True), (10, False)])
+def test_a_stored_model_is_worth_loading_if_the_journal_begins_there_or_passes_it(
+    member: Member, stored_step: int, reached: bool
+) -> None:
+    """A journal begins with an older stored model where the disk had no room for a checkpoint since."""
+    member.train(9)
+    member.restorer.close()
+    state = state_at(11)
+    assert member.restorer.reaches_stored(replace(state, stored=replace(state.stored, step=stored_step))) is reached
+
+
 def test_a_signed_digest_of_the_checkpoints_step_outweighs_the_journal(member: Member, tmp_path: Path) -> None:
     member.train(4)
     member.end_epoch()
