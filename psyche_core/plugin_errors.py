@@ -145,7 +145,7 @@ def _guard(factory: Callable[..., Any], name: str, called: str, expected: type |
             made = factory(*arguments, **named)
         except (PsycheError, ModuleNotFoundError):  # the second: an extra is not installed, which has its own message
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit in a plugin must not end the program without a sentence
             *_, last = _frames(error.__traceback__)
             where = "" if _within(_module(last), OURS) else _where(last)
             message = f"{called} failed in its {name} with {summary_of(error)}{where}"

@@ -54,18 +54,22 @@ def describe_failure(error: BaseException) -> tuple[str, int] | None:
         return _describe_missing_module(error)
     if isinstance(error, BrokenPipeError):
         return "", FAILURE
-    if isinstance(error, Exception):
+    if isinstance(error, Exception | SystemExit):
         return _describe_plugin_fault(error)
 
     return None
 
 
-def _describe_plugin_fault(error: Exception) -> tuple[str, int] | None:
+def _describe_plugin_fault(error: Exception | SystemExit) -> tuple[str, int] | None:
     """The sentence about an exception that a plugin's code raised; None if only our own code is in its traceback."""
     from psyche_core.plugin_errors import explain_plugin  # only after a failure: finding plugins reads the environment
     from psyche_core.plugins import PluginRegistry
 
-    sentence = explain_plugin(error, PluginRegistry.discover().places())
+    places = list(PluginRegistry.discover().places())
+    if isinstance(error, SystemExit):  # a command may end so
+        commands = {module.partition(".")[0] for kind, _, _, module in places if kind == "command"}
+        places = [place for place in places if place[3].partition(".")[0] not in commands]
+    sentence = explain_plugin(error, places)
     return None if sentence is None else (f"{sentence}; psyche --debug shows the traceback", FAILURE)
 
 

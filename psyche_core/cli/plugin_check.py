@@ -22,6 +22,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from psyche_core.cli.plugin_factory import try_factory
+from psyche_core.cli.plugin_import import Imported, try_import
 from psyche_core.cli.plugin_training import try_training
 from psyche_core.hookspecs import Registration
 from psyche_core.plugin_errors import guarded, label, summary_of
@@ -133,9 +134,17 @@ def check_plugin(record: PluginRecord, given: Given, *, tell: Callable[[str], No
 
 def _check(record: PluginRecord, given: Given, tell: Callable[[str], None]) -> Iterator[Step]:
     """All steps but training."""
+    alone = Imported() if record.distribution == CORE else try_import(record.module)
+    if alone.problem:
+        yield Step("import", "failed", alone.problem)
+        return
+
     try:
         module = imported(record.module)
-        yield Step("import", "ok", f"{record.module} can be imported")
+        told = f"{record.module} can be imported"
+        if alone.changed:
+            told += f", and changes {', '.join(alone.changed)} for the whole program; change only what is your own"
+        yield Step("import", "warning" if alone.changed else "ok", told)
         api = checked_api(module, record)
         yield Step("plugin API", "ok", f"it was written for plugin API {api}")
     except Refused as refused:

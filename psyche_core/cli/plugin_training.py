@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psyche_core.cli.progress_line import steps_trained
+from psyche_core.cli.progress_line import plugin_problem, steps_trained
 from psyche_core.plugins import PluginRecord, PluginRegistry
 
 TRAINING_SECONDS = 300
@@ -87,10 +87,11 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """How a program ended: exit status, None if it did not end in time; its last line of standard error."""
+    """How a program ended: exit status, None if it did not end in time; its last line of standard error; what a member says."""
 
     status: int | None
     told: str
+    blamed: str = ""
 
 
 Tell = Callable[[str], None]
@@ -196,7 +197,7 @@ def _meet(folder: Path, options: Sequence[str], variables: Mapping[str, str], te
     """A server and members. where: folder in which they start, so that what they write by default is gone, too."""
     out = folder / "out"
     command = ("testnet", "start", "--config-path", str(folder), "--base", str(base), "--num-clients", str(MEMBERS))
-    limits = ("--server-port", "0", "--require-steps", str(STEPS), "--time-limit", str(TRAINING_SECONDS))
+    limits = ("--server-port", "0", "--require-steps", str(STEPS), "--time-limit", str(TRAINING_SECONDS), "--allow-lost-shares")
     done = _run(folder, [*command, *limits, "--out", str(out), "--logs", "none", *options], variables, tell, where=where)
     if done.status != 0:
         return Tried(False, _failure(done, f"{MEMBERS} members did not train"))
@@ -247,23 +248,31 @@ def _run(folder: Path, arguments: Sequence[str], variables: Mapping[str, str], t
         file.seek(0)
         lines = file.read().decode(errors="replace").splitlines()
     sentences = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
-    return _Done(status, (sentences or [line for line in lines if line.strip()] or [""])[0 if sentences else -1])
+    told = (sentences or [line for line in lines if line.strip()] or [""])[0 if sentences else -1]
+    return _Done(status, told, plugin_problem(_event_files(folder)))
 
 
 def _watched(program: subprocess.Popen[bytes], folder: Path, tell: Tell) -> int | None:
-    """The exit status; None if the program does not end in time. What it trained is told meanwhile."""
+    """The exit status; None if it does not end in time, or a plugin has failed. What it trained is told meanwhile."""
     end = time.monotonic() + TRAINING_SECONDS + 30
     while True:
-        step = steps_trained([*folder.glob("*.jsonl"), *folder.glob("out/events/*.jsonl")])
+        files = _event_files(folder)
+        step = steps_trained(files)
         tell(f"training: step {step} of {STEPS}," if step else "training: the processes start,")
         try:
             return program.wait(max(0.0, min(LOOK_SECONDS, end - time.monotonic())))
         except subprocess.TimeoutExpired:
-            if time.monotonic() >= end:
+            if time.monotonic() >= end or plugin_problem(files):
                 return None
 
 
+def _event_files(folder: Path) -> list[Path]:
+    return [*folder.glob("*.jsonl"), *folder.glob("out/events/*.jsonl")]
+
+
 def _failure(done: _Done, what: str) -> str:
+    if done.blamed:  # the members go on without the share, so what ends them at last says less
+        return f"{what}: {done.blamed}"
     if done.status is None:
         return f"{what} within {TRAINING_SECONDS} s: a call of yours hangs"
     return f"{what}, with exit status {done.status}{f': {done.told}' if done.told else ''}"

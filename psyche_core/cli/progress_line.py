@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from psyche_core.text_safety import printable
 
@@ -37,10 +37,18 @@ class ProgressLine:
 
 def steps_trained(event_files: Iterable[Path]) -> int:
     """The last step that event files know as trained, 0 for none. A line without an end is still being written."""
-    last = 0
+    return max((event["step"] for event in _events(event_files, "step_trained")), default=0)
+
+
+def plugin_problem(event_files: Iterable[Path]) -> str:
+    """The first error that a member reported and for which it blames a plugin; empty if there is none."""
+    problems = (str(event["message"]) for event in _events(event_files, "problem") if event["level"] == "error")
+    return next((message for message in problems if " plugin " in message), "")
+
+
+def _events(event_files: Iterable[Path], name: str) -> Iterator[dict[str, Any]]:
     for file in event_files:
         whole, _, _ = file.read_bytes().rpartition(b"\n")
         for line in whole.splitlines():
-            if b'"step_trained"' in line:
-                last = max(last, json.loads(line)["step"])
-    return last
+            if f'"{name}"'.encode() in line and (event := json.loads(line))["event"] == name:
+                yield event

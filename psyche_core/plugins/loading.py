@@ -5,8 +5,11 @@ Each module has its own plugin manager, so a broken plugin cannot disturb anothe
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import inspect
+import sys
 import warnings
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
@@ -68,7 +71,8 @@ def registration_of(record: PluginRecord) -> tuple[hookspecs.Registration, str]:
 def imported(name: str) -> ModuleType:
     """The module of an entry point. Raises Refused."""
     try:
-        return importlib.import_module(name)
+        with contextlib.redirect_stdout(sys.stderr):  # standard output is the command's own, and may be JSON
+            return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # importing runs foreign code
         cause = f"importing it failed with {type(error).__name__}: {error}"
         raise Refused("failed", cause) from error
@@ -117,7 +121,8 @@ def _registered(module: ModuleType, record: PluginRecord) -> list[hookspecs.Regi
         manager.register(module, name=record.module)
         manager.check_pending()
         caller = getattr(manager.hook, hook_name)
-        answers: list[Any] = caller()
+        with contextlib.redirect_stdout(sys.stderr):
+            answers: list[Any] = caller()
     except (Exception, SystemExit) as error:  # foreign code may raise anything
         cause = f"{hook_name} failed with {type(error).__name__}: {error}"
         raise Refused("failed", cause) from error
@@ -127,6 +132,10 @@ def _registered(module: ModuleType, record: PluginRecord) -> list[hookspecs.Regi
         raise Refused("failed", cause)
 
     registered = answers[0] if answers else None  # pluggy leaves out what returns None
+    if inspect.iscoroutine(registered):
+        registered.close()
+        cause = f"{hook_name} must be a plain function, got async def {hook_name}"
+        raise Refused("failed", cause)
     if not isinstance(registered, list | tuple):
         cause = f"{hook_name} must return a list of {of_type.__name__}, got {type(registered).__name__}"
         raise Refused("failed", cause)

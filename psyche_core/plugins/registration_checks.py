@@ -33,6 +33,7 @@ _ARGUMENTS: Mapping[str, int] = MappingProxyType(
 """Functions of registrations, with their number of arguments."""
 
 _REQUIRED = ("create", "load", "member_options")
+_AWAITED = "read_model"
 _FLAGS = ("needs_address", "offers_relays", "parallel")
 _MUST_HAVE_SETTINGS = ("optimizer",)
 
@@ -96,6 +97,8 @@ def _function_problems(given: Mapping[str, Any]) -> Iterator[str]:
             continue
         if not callable(function):
             yield f"{name} must be a function of {_counted(count)}, got {_told(function)}"
+        elif inspect.iscoroutinefunction(function) and name != _AWAITED:
+            yield f"{name} must be a plain function, got async def {getattr(function, '__name__', name)}"
         elif not _takes(function, count):
             yield f"{name} must be a function of {_counted(count)}, got {_signature(function)}"
 

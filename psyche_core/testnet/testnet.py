@@ -95,7 +95,7 @@ async def run_testnet(
     out = settings.out if settings.out is not None else Path("runs") / run.run_id
     with reserved_folder(out):
         prepare_folder(out, settings, run)
-        metrics = RunMetrics(run_id=run.run_id, total_steps=run.config.total_steps)
+        metrics = RunMetrics(run_id=run.run_id, total_steps=run.config.total_steps, allow_lost_shares=settings.allow_lost_shares)
         console = Console()
         if data is not None and files.data_port is None:
 

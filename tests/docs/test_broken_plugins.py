@@ -56,6 +56,9 @@ class Textual(AdamW):
 def raising(context):
     raise KeyError("decay")
 
+async def late(context):
+    return None
+
 @hookimpl
 def psyche_register_optimizers():
     return [OptimizerRegistration(
@@ -125,6 +128,8 @@ BREAKS: dict[str, tuple[str, str, Callable[[PluginRegistry], None]]] = {
     "a hook returns no list": ("return [DataRegistration(", "return None; [dict(", load("data")),
     "settings are a dict": ("settings=AdamWSettings", "settings={'decay': 0.5}", load("optimizer")),
     "settings are an object of the class": ("settings=AdamWSettings", "settings=AdamWSettings()", load("optimizer")),
+    "the hook is a coroutine": ("def psyche_register_data", "async def psyche_register_data", load("data")),
+    "the factory is a coroutine": ("create=lambda context", "create=late if late else lambda context", load("data")),
     "the factory takes nothing": ("create=lambda context: DummyData", "create=lambda: DummyData", load("data")),
     "the factory raises": ("create=lambda context: AdamW(context.settings, context.model)", "create=raising", train),
     "the factory returns something else": ("AdamW(context.settings, context.model)", "DummyData(sequence_length=8)", train),

@@ -32,7 +32,7 @@ PROJECTS = {
 EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 TYPED = ("backend", "transport", "sharding", "relay", "tracker", "command")
 KIND_OF = {"optim": "optimizer", "p2p": "transport"}
-"""Distributions that are older than the rule."""
+"""How the rule shortens two kinds for distributions of this repository."""
 
 
 def entry_points(entry: Entry) -> set[str]:
@@ -92,8 +92,15 @@ def test_the_names_keep_the_rule_of_the_policy() -> None:
         assert prefix == "psyche"
         assert name
         assert distribution == distribution.lower()
-        brought = {of for entry in directory() if entry.distribution == distribution for of, _ in entry.plugins}
-        assert KIND_OF.get(kind, kind) in brought
+        entries = [entry for entry in directory() if entry.distribution == distribution]
+        brought = [(of, each) for entry in entries for of, each in entry.plugins]
+        ours = {entry.level for entry in entries} == {"first-party"}
+        assert (KIND_OF.get(kind, kind) if ours else kind) in {of for of, _ in brought}
+        assert kind not in KIND_OF.values() or not ours
+        names = {re.sub("[-_]", "", each.lower()) for _, each in brought}
+        assert re.sub("[-_]", "", name) in names or len(brought) > 1
+    for short, kind in KIND_OF.items():
+        assert re.search(rf"`psyche-{short}-NAME`.*{kind}", POLICY, flags=re.DOTALL)
 
 
 def test_the_policy_explains_every_level_and_the_api() -> None:

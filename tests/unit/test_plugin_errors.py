@@ -113,6 +113,7 @@ CONTEXT = DataContext(settings=None, sequence_length=8)
             code(create="raise KeyError('table')"),
             f"{CALLED} failed in its create with KeyError: 'table' (broken_data_plugin.py, ",
         ),
+        (code(create="raise SystemExit(0)"), f"{CALLED} failed in its create with SystemExit: 0 (broken_data_plugin.py"),
         (code(create="1 / 0"), f"{CALLED} failed in its create with ZeroDivisionError: division by zero (broken_data_plugin.py"),
         (
             code(factory="lambda *arguments: create()"),
@@ -120,7 +121,7 @@ CONTEXT = DataContext(settings=None, sequence_length=8)
         ),
         (code(create="return None"), f"{CALLED} returned None from its create, expected an object"),
     ],
-    ids=["raises", "defect", "arguments", "nothing"],
+    ids=["raises", "exits", "defect", "arguments", "nothing"],
 )
 def test_a_factory_that_fails_is_a_sentence_with_its_distribution(
     registry_of: Callable[[str], PluginRegistry], text: str, sentence: str
@@ -130,6 +131,16 @@ def test_a_factory_that_fails_is_a_sentence_with_its_distribution(
         registration.create(CONTEXT)
     assert str(caught.value).startswith(sentence)
     assert describe_failure(caught.value) == (str(caught.value), 1)
+
+
+def test_what_a_plugin_prints_while_it_is_loaded_is_no_output_of_the_command(
+    registry_of: Callable[[str], PluginRegistry], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"print('imported')\n{code()}".replace("    return [Data", "    print('called')\n    return [Data")
+    registry_of(text).load("data", "Broken")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.split() == ["imported", "called"]
 
 
 def test_what_a_testnet_calls_of_a_backend_is_guarded_too() -> None:
@@ -176,6 +187,14 @@ def test_a_method_that_fails_is_laid_to_the_plugin_through_groups(
         f"{CALLED} failed with LookupError: page 7\N{REPLACEMENT CHARACTER}[2J is gone (broken_data_plugin.py, line"
     )
     assert describe_failure(group) == (f"{sentence}; psyche --debug shows the traceback", 1)
+
+
+def test_sys_exit_in_a_method_is_laid_to_the_plugin_too(registry_of: Callable[[str], PluginRegistry]) -> None:
+    error = failure_of(registry_of(code(enter="raise SystemExit(0)")), lambda _: asyncio.sleep(0))
+    described = describe_failure(error)
+    assert described is not None
+    assert described[0].startswith(f"{CALLED} failed with SystemExit: 0 (broken_data_plugin.py, line ")
+    assert described[1] == 1
 
 
 def test_a_defect_of_ours_beside_a_plugin_s_keeps_its_traceback(registry_of: Callable[[str], PluginRegistry]) -> None:

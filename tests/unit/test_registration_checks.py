@@ -30,6 +30,9 @@ class Settings(BaseModel):
 class Plain:
     decay: float = 0.5
 
+async def later(context):
+    return None
+
 def create(context):
     return None
 
@@ -96,6 +99,7 @@ def test_what_is_right_is_accepted(registry_with: Callable[..., PluginRegistry],
         ("data", {"create": "lambda: None"}, "create must be a function of one argument, got <lambda>()"),
         ("data", {"create": "lambda context, *, seed: None"},
          "create must be a function of one argument, got <lambda>(context, *, seed)"),
+        ("data", {"create": "later"}, "create must be a plain function, got async def later"),
         ("data", {"create": "None"}, "create must be a function of one argument, got None"),
         ("data", {"summary": "None"}, "summary must be a text, got None"),
         ("data", {"requires": "['torch']"},

@@ -17,7 +17,7 @@ def check_announced(provider: DataProvider, *, sequence_length: int, name: str) 
     """Check that an entered provider has sequences, and that they are of this run's length. Raises ProviderFailed."""
     if provider.sequence_length != sequence_length:
         message = (
-            f"{name} says that its sequences have {provider.sequence_length} tokens, those of this run have {sequence_length}"
+            f"{name} says that its sequences have {provider.sequence_length!r} tokens, those of this run have {sequence_length}"
         )
         raise ProviderFailed(message)
 

@@ -178,6 +178,11 @@ class TestnetSettings(ProgramSettings):
         json_schema_extra=groups.RESULT | {"unit": "NATS"},
         description="Fail unless the validation loss falls by at least this much.",
     )
+    allow_lost_shares: bool = Field(
+        default=False,
+        json_schema_extra=groups.RESULT,
+        description="Do not fail for a result that came too late, as on a busy machine: its samples are trained again.",
+    )
     logs: common.Logs = Field(
         default="auto",
         json_schema_extra=groups.SCREEN,

@@ -17,6 +17,7 @@ import pytest
 
 from psyche_core.cli import plugin_training
 from psyche_core.cli.plugin_training import STEPS, toml, try_training, write_run
+from psyche_core.cli.progress_line import plugin_problem
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.hookspecs import GROUP
 from psyche_core.plugins import PluginRecord, PluginRegistry
@@ -141,3 +142,24 @@ def test_how_far_the_members_are_is_told(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as program:
         assert plugin_training._watched(program, tmp_path, told.append) == 3
     assert set(told) == {f"training: step 2 of {STEPS},"}
+
+
+def test_a_plugin_that_fails_in_a_member_ends_the_training_and_is_named(tmp_path: Path) -> None:
+    events = tmp_path / "out" / "events"
+    events.mkdir(parents=True)
+    sentence = "step 1 was not trained: the data plugin Mine (mine 1.2) failed with ValueError: no"
+    problems = [{"event": "problem", "level": level, "message": f"{level}: {sentence}"} for level in ("warning", "error")]
+    (events / "client-1.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
+        assert plugin_training._watched(program, tmp_path, lambda _: None) is None
+        program.kill()
+    blamed = plugin_problem([events / "client-1.jsonl"])
+    assert blamed == f"error: {sentence}"
+    failure = plugin_training._failure(plugin_training._Done(1, "a trained round was lost", blamed), "2 members did not train")
+    assert failure == f"2 members did not train: error: {sentence}"
+
+
+def test_another_problem_of_a_member_ends_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "client-1.jsonl"
+    file.write_text('{"event": "problem", "level": "error", "message": "the line is slow"}\n{"event": "pro')
+    assert plugin_problem([file]) == ""

@@ -202,6 +202,13 @@ def ending(*names: str) -> list[tuple[str, Event]]:
 STARTED_AGAIN = ("c", Started("client", "c", "r", "x"))
 
 
+def test_a_refused_share_can_be_allowed_and_is_counted_then() -> None:
+    metrics = RunMetrics(run_id="r", total_steps=2, allow_lost_shares=True)
+    play(("a", trained(1)), ("a", applied(1, accepted=1)), ("b", applied(1, accepted=1)), metrics=metrics)
+    assert metrics.violations == []
+    assert metrics.requeued == {(0, 1): 1}
+
+
 def test_a_share_of_a_killed_client_is_handed_out_again_not_lost() -> None:
     metrics = with_death(*closing("a", "b"), *ending("a", "b", "server"))
     assert (metrics.violations, metrics.unfinished()) == ([], [])
