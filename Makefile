@@ -84,11 +84,11 @@ $(STAMP): $(CONSTRAINTS) pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 demo: $(STAMP) ## train a small model here: a server and three clients, about two minutes
 	$(LOOPBACK) $(BIN)/psyche testnet start --num-clients 3 --config-path examples/local_testnet --out runs/demo --overwrite --show-text \
 	  --publish-journal \
-	  --require-steps 150 --require-epochs 3 --require-loss-drop 2.0 --time-limit 1200
+	  --require-steps 150 --require-epochs 3 --require-loss-drop 2.0 --allow-lost-shares --time-limit 1200
 
 demo-solana: $(STAMP) ## the same on a local Solana chain: three wallets, two epochs, and an RPC provider that dies midway
 	$(LOOPBACK) $(BIN)/psyche testnet start --backend solana --num-clients 3 --config-path examples/solana_testnet \
-	  --out runs/demo-solana --overwrite --require-steps 120 --require-epochs 2 --require-loss-drop 1.5 --time-limit 1200 \
+	  --out runs/demo-solana --overwrite --require-steps 120 --require-epochs 2 --require-loss-drop 1.5 --allow-lost-shares --time-limit 1200 \
 	  --lose-route-after 40
 
 check: lint types ## lint, types and fast tests: folders without torch's models, processes or a simulator (FAST), less what is marked
