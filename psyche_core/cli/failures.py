@@ -7,10 +7,15 @@ it is not handled and shows its traceback.
 
 from __future__ import annotations
 
+import traceback
+
 from psyche_core.errors import PsycheError, UserError
 
 USER_ERROR = 2
 FAILURE = 1
+
+_OURS = ("psyche_core", "click", "__main__", "")
+"""Packages whose code ends programs as it should."""
 
 _EXTRAS = {
     "torch": "train",
@@ -54,10 +59,18 @@ def describe_failure(error: BaseException) -> tuple[str, int] | None:
         return _describe_missing_module(error)
     if isinstance(error, BrokenPipeError):
         return "", FAILURE
-    if isinstance(error, Exception | SystemExit):
+    if isinstance(error, Exception) or (isinstance(error, SystemExit) and _may_be_a_plugins(error)):
         return _describe_plugin_fault(error)
 
     return None
+
+
+def _may_be_a_plugins(ended: SystemExit) -> bool:
+    """Whether other code than ours ended the program: nearly all programs end by SystemExit, and finding plugins takes time."""
+    raised_in = ""
+    for frame, _ in traceback.walk_tb(ended.__traceback__):
+        raised_in = str(frame.f_globals.get("__name__", ""))
+    return raised_in.partition(".")[0] not in _OURS
 
 
 def _describe_plugin_fault(error: Exception | SystemExit) -> tuple[str, int] | None:

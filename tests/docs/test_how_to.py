@@ -71,6 +71,7 @@ def test_each_command_that_needs_a_client_parses(command: str) -> None:
     assert given.start_rank + given.local_ranks <= given.world_size
 
 
+@pytest.mark.timeout(400)  # processes that import torch, on a busy machine
 def test_the_other_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example = tmp_path / "examples" / "local_testnet"
     shutil.copytree(REPOSITORY / "examples" / "local_testnet", example)

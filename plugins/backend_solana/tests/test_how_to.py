@@ -42,6 +42,7 @@ def test_the_table_for_checks_of_members_is_valid_and_says_what_holds_without_it
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 async def test_the_commands_of_the_pages_do_what_they_say(tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("data"))  # as in a fresh clone
     (tmp_path / "psyche").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m psyche_core "$@"\n')
@@ -50,7 +51,7 @@ async def test_the_commands_of_the_pages_do_what_they_say(tmp_path: Path) -> Non
     async with LocalChain(ChainSettings(slot_ms=50)) as chain:
         environment |= {"PSYCHE_RPC": chain.rpc_url, "PSYCHE_WS_RPC": chain.ws_url}
         environment["PATH"] = f"{tmp_path}{os.pathsep}{environment['PATH']}"
-        with anyio.fail_after(110):
+        with anyio.fail_after(380):
             done = await anyio.run_process(
                 ["bash", "-euo", "pipefail", "-c", script()],
                 cwd=tmp_path,

@@ -92,6 +92,7 @@ def without_usual(arguments: list[str]) -> list[str]:
     return [*arguments[:place], *arguments[place + 4 : -2]]
 
 
+@pytest.mark.timeout(400)  # processes that import torch, on a busy machine
 def test_processes_train_a_file_s_recipes_as_one_does(psyche: Psyche, arguments: list[str], tmp_path: Path) -> None:
     _, adamw, distro = RECIPES.split("[[recipe]]")
     assert "AdamW" in adamw

@@ -6,6 +6,7 @@ import ast
 import importlib
 import json
 import os
+import random
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from psyche_core import testing
 from psyche_core.cli.plugin_check import _CLASSES
@@ -36,6 +38,16 @@ def psyche_register_optimizers():
     return [OptimizerRegistration(
         name="Checked", summary="s", settings=Settings, create=lambda context: DummyOptimizer(context.model))]
 """
+
+
+@pytest.fixture(autouse=True)
+def what_a_plugin_changes() -> Iterator[None]:
+    """Undo what a plugin changed for the whole process: the check imports it here, too."""
+    dtype, state = torch.get_default_dtype(), random.getstate()
+    yield
+    torch.set_default_dtype(dtype)
+    random.setstate(state)
+
 
 Check = Callable[..., tuple[Result, dict[str, tuple[str, str]]]]
 

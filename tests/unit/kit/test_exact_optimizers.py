@@ -10,6 +10,8 @@ import pytest
 
 from fork_server import shared
 
+pytestmark = pytest.mark.timeout(400)  # processes that import torch, on a busy machine
+
 PAGE = (Path(__file__).parents[3] / "docs" / "plugins" / "broken-plugins.md").read_text()
 
 TESTS = """
