@@ -52,7 +52,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> str:
     options = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(folder), *map(str, files)]
     command = ["pytest", *options, "-rA", "-k", "replicas_stay_equal or another_process"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
-    return shared().run(command, cwd=folder, env=environment, timeout=100).stdout
+    return shared().run(command, cwd=folder, env=environment, timeout=380).stdout
 
 
 @pytest.mark.parametrize("name", FACTORS)
