@@ -81,3 +81,15 @@ def test_the_tracker_keeps_a_training(cookbook: Installed, tmp_path: Path) -> No
         steps = [step for (step,) in database.execute("SELECT step FROM figures WHERE key = 'train/loss' ORDER BY step")]
         assert database.execute("SELECT success FROM runs").fetchall() == [(1,)]
     assert steps == [1, 2, 3]
+
+
+def test_the_command_draws_a_training(cookbook: Installed, tmp_path: Path) -> None:
+    """From the events that the core writes today."""
+    arguments = ("train-local", "--state", "../data_jsonl/run/state.toml", "--device", "cpu", "--logs", "none", "--steps", "3")
+    done = cookbook.run("command_loss_curve", "psyche_core", *arguments, "--events-file", tmp_path / "member.jsonl")
+    assert done.returncode == 0, done.stderr
+    done = cookbook.run("command_loss_curve", "psyche_core", "loss-curve", tmp_path, "--width", "40")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("*") == 3
+    assert "1 member: " in done.stdout
+    assert " in step 3; " in done.stdout
