@@ -41,10 +41,7 @@ def read(place: Path) -> Curve:
         for event in _events(path):
             kind = event["event"]
             if kind == "step_trained":
-                own[event["step"]] = (
-                    _number(event.get("loss")),
-                    event["tokens"],
-                )  # a step that is trained again replaces the first
+                own[event["step"]] = _number(event.get("loss")), event["tokens"]  # the newest, if it is trained again
             elif kind == "validated":
                 validated[event["step"]] = _number(event.get("loss"))
             elif kind == "went_back":  # the run continues after an earlier step
