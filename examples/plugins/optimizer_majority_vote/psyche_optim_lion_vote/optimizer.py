@@ -25,16 +25,16 @@ import torch
 from psyche_core.errors import NonFiniteError, PayloadRejected
 from psyche_core.interfaces import Model, Optimizer
 from psyche_core.interfaces.parameters import check_private_state, replace_parameters
-from psyche_optim_majority_vote.settings import MajorityVoteSettings
+from psyche_optim_lion_vote.settings import LionVoteSettings
 
-MAGIC = b"MaVo"
+MAGIC = b"LiVo"
 VERSION = 1
 
 
-class MajorityVote(Optimizer):
+class LionVote(Optimizer):
     """See the module. Masters, and everything computed from them, are float32 on the CPU."""
 
-    def __init__(self, settings: MajorityVoteSettings, model: Model) -> None:
+    def __init__(self, settings: LionVoteSettings, model: Model) -> None:
         self._settings = settings
         self._compute: Mapping[str, torch.Tensor] = model.parameters
         self._masters = {
@@ -103,10 +103,10 @@ class MajorityVote(Optimizer):
     def check(self, payload: bytes) -> None:
         """Every bit counts: length, header and padding. Raises PayloadRejected."""
         if len(payload) != self.max_payload_bytes:
-            message = f"a MajorityVote payload of this model has {self.max_payload_bytes} bytes, got {len(payload)}"
+            message = f"a LionVote payload of this model has {self.max_payload_bytes} bytes, got {len(payload)}"
             raise PayloadRejected(message)
         if not payload.startswith(self._header):
-            message = f"the payload's header is not that of MajorityVote version {VERSION} with our parameter table"
+            message = f"the payload's header is not that of LionVote version {VERSION} with our parameter table"
             raise PayloadRejected(message)
 
         end = len(self._header)

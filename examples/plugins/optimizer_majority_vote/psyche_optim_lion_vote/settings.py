@@ -1,4 +1,4 @@
-"""`[model.LLM.optimizer.MajorityVote]` of a run file. No torch here: a server checks run files without it."""
+"""`[model.LLM.optimizer.LionVote]` of a run file. No torch here: a server checks run files without it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Beta = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
-class MajorityVoteSettings(BaseModel):
+class LionVoteSettings(BaseModel):
     """Unknown keys are refused, and users get a "did you mean"."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -1,12 +1,12 @@
-"""What is particular to MajorityVote."""
+"""What is particular to LionVote."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
-from psyche_optim_majority_vote.optimizer import MajorityVote
-from psyche_optim_majority_vote.settings import MajorityVoteSettings
+from psyche_optim_lion_vote.optimizer import LionVote
+from psyche_optim_lion_vote.settings import LionVoteSettings
 from pydantic import ValidationError
 
 from psyche_core.errors import PayloadRejected
@@ -20,7 +20,7 @@ class Member:
 
     def __init__(self, size: int = 4, *, weight_decay: float = 0.0) -> None:
         self.model = ToyModel({"w": (size,)})
-        self.optimizer = MajorityVote(MajorityVoteSettings(weight_decay=weight_decay), self.model)
+        self.optimizer = LionVote(LionVoteSettings(weight_decay=weight_decay), self.model)
 
     @property
     def weights(self) -> torch.Tensor:
@@ -90,7 +90,7 @@ def test_what_no_member_has_seen_is_a_coin_of_each() -> None:
 
 def test_a_payload_is_a_bit_for_each_parameter() -> None:
     model = ToyModel({"a": (3, 7), "b": (64,)})
-    optimizer = MajorityVote(MajorityVoteSettings(), model)
+    optimizer = LionVote(LionVoteSettings(), model)
     model.fill_gradients(1.0)
     payload = optimizer.compress(1, learning_rate=0.5)
     assert len(payload) == optimizer.max_payload_bytes == HEADER_BYTES + 3 + 8
@@ -104,4 +104,4 @@ def test_a_payload_is_a_bit_for_each_parameter() -> None:
 @pytest.mark.parametrize("settings", [{"betas": (0.0, 0.99)}, {"betas": (0.9, 1.0)}, {"betas": (0.9,)}, {"weight_decay": -0.1}])
 def test_settings_have_bounds(settings: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        MajorityVoteSettings.model_validate(settings)
+        LionVoteSettings.model_validate(settings)

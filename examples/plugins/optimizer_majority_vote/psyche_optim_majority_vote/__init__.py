@@ -1,1 +1,0 @@
-"""An optimizer plugin for Psyche: MajorityVote."""
