@@ -1,0 +1,1 @@
+"""A command plugin for Psyche: loss-curve."""

@@ -1,0 +1,1 @@
+"""A data plugin for Psyche: HfStream."""

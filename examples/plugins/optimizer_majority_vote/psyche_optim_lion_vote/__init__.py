@@ -1,0 +1,1 @@
+"""An optimizer plugin for Psyche: LionVote."""
