@@ -280,7 +280,10 @@ def test_a_misspelt_name_gets_the_nearest_and_what_there_is(install: Install, tm
     registry = discover(tmp_path)
 
     there = "installed optimizer plugins: Muon, Sophia"
-    known = "also known: Distro (pip install 'psyche-core[distro]'), SparseLoCo (pip install 'psyche-core[sparseloco]')"
+    known = (
+        "also known: Distro (pip install 'psyche-core[distro]'), SparseLoCo (pip install 'psyche-core[sparseloco]'), "
+        "LionVote (in a clone of the repository: pip install ./examples/plugins/optimizer_majority_vote)"
+    )
     for name, told in {
         "Sofia": f"did you mean Sophia?; {there}",
         "MUON": f"did you mean Muon?; {there}",
