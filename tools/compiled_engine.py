@@ -3,12 +3,15 @@
     python tools/compiled_engine.py        compile it, or find it compiled; print the folder to put first in sys.path
 
 The protocol's engine (`ENGINE`: coordinator, client machine, simulator, verification, wire format, types) is copied,
-compiled there with mypyc and gcc (minutes), and kept for the next call. A run then takes about half the processor time.
+compiled there with mypyc and gcc (minutes), and kept for the next call. A run then takes about half the processor time; a Python built with
+optimisations (Debian's; pyenv's default has none) takes a fifth less again.
 
 The copy differs from the source in this, and nothing of it may change what a run does:
 
 - It has only the modules that a simulated run imports. Anything else cannot be imported from it, so it never mixes two engines.
-- Compiled classes have no `slots=True` (mypyc gives every class fixed fields) and `psyche_core/__init__.py` has no lazy imports.
+- `psyche_core/__init__.py` has no lazy imports.
+- Dataclasses have no `slots=True` (mypyc gives every class fixed fields). They are not frozen, but have a frozen class's hash, and
+  their `__init__` is written out: the one that `dataclass` makes would be interpreted, and takes a tenth of the time.
 - Modules with an annotation `object` import it by name: mypyc's C code needs that.
 - mypyc drops the parameters of annotations such as `tuple[int, ...]`, which the coordinator reads from its state's classes when
   a state arrives as bytes. `restore_annotations` puts them back as they are in the source.
@@ -55,8 +58,8 @@ ENGINE = (
 INTERPRETED = ("psyche_core.simulator.parallel_runs",)
 """Modules of the engine that stay Python: processes exchange its dataclasses, and compiled ones cannot be pickled."""
 
-OPTIONS: dict[str, Any] = {"opt_level": "1", "debug_level": "0", "multi_file": True, "group_name": "engine"}
-"""How mypyc is called. With opt_level 1 gcc takes half the time of 3; multi_file: many C files, compiled side by side."""
+OPTIONS: dict[str, Any] = {"opt_level": "2", "debug_level": "0", "multi_file": True, "group_name": "engine"}
+"""How mypyc is called. multi_file: many C files, compiled side by side."""
 
 COMPILER = "gcc"
 DONE = "done"
@@ -127,15 +130,53 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def prepared(source: str) -> str:
-    """A module's source as mypyc takes it: without slots, and with `object` imported where it is used."""
+    """A module's source as mypyc takes it: dataclasses as below, and with `object` imported where it is used."""
     tree = ast.parse(source)
-    source = re.sub(r"(@(?:dataclasses\.)?dataclass\([^)]*?)(?:, *slots=True|slots=True, *|slots=True)", r"\1", source)
-    if not any(isinstance(node, ast.Name) and node.id == "object" for node in ast.walk(tree)):
-        return source
-
     lines = source.splitlines(keepends=True)
-    lines.insert(_first_import(tree), "from builtins import object as object\n")
+    for node in reversed(list(ast.walk(tree))):
+        if isinstance(node, ast.ClassDef):
+            for decorator in node.decorator_list:
+                if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) in ("dataclass", "dataclasses.dataclass"):
+                    _prepare_dataclass(lines, node, decorator)
+    if any(isinstance(node, ast.Name) and node.id == "object" for node in ast.walk(tree)):
+        lines.insert(_first_import(tree), "from builtins import object as object\n")
     return "".join(lines)
+
+
+def _prepare_dataclass(lines: list[str], node: ast.ClassDef, decorator: ast.Call) -> None:
+    """Rewrite the lines of one dataclass: no slots, not frozen but with the hash of a frozen one, and with its own `__init__`.
+
+    The one that `dataclass` makes is interpreted, and calls `object.__setattr__` for each field of a frozen class.
+    """
+    options = {word.arg: ast.unparse(word.value) for word in decorator.keywords}
+    options.pop("slots", None)
+    if options.pop("frozen", None) and options.get("eq") != "False":
+        options["unsafe_hash"] = "True"
+    init = _init(node, keywords=bool(options.get("kw_only")))
+    if init:
+        options["init"] = "False"
+        lines.insert(node.end_lineno or 0, init)
+    text = ", ".join(f"{name}={value}" for name, value in options.items())
+    lines[decorator.lineno - 1 : decorator.end_lineno] = [f"@{ast.unparse(decorator.func)}({text})\n"]
+
+
+def _init(node: ast.ClassDef, *, keywords: bool) -> str:
+    """The `__init__` of a dataclass as source; empty if it inherits fields or has one that needs more than a name and a default."""
+    fields = [
+        part for part in node.body if isinstance(part, ast.AnnAssign) and not ast.unparse(part.annotation).startswith("ClassVar")
+    ]
+    special = any(isinstance(part.value, ast.Call) and ast.unparse(part.value.func).endswith("field") for part in fields)
+    if node.bases or special or not fields:
+        return ""
+
+    methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+    parameters = ["self", "*"] if keywords else ["self"]
+    for part in fields:
+        default = f" = {ast.unparse(part.value)}" if part.value else ""
+        parameters.append(f"{ast.unparse(part.target)}: {ast.unparse(part.annotation)}{default}")
+    body = [f"self.{ast.unparse(part.target)} = {ast.unparse(part.target)}" for part in fields]
+    body += ["self.__post_init__()"] if "__post_init__" in methods else []
+    return f"\n    def __init__({', '.join(parameters)}) -> None:\n" + "".join(f"        {line}\n" for line in body)
 
 
 def _first_import(tree: ast.Module) -> int:

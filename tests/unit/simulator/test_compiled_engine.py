@@ -23,7 +23,8 @@ SOURCE = '''"""A module."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +35,113 @@ class A:
 @dataclass(slots=True)
 class B:
     numbers: tuple[int, ...] = ()
+
+
+@dataclass(
+    frozen=True,
+    eq=False,
+)
+class C(B):
+    """Inherits a field."""
+
+    limit: ClassVar[int] = 2
+    more: int
+
+    def __post_init__(self) -> None:
+        assert self.more < self.limit
+
+
+@dataclass(frozen=True, order=True)
+class D:
+    first: int
+    second: str = "2"
+    kind: ClassVar[str] = "d"
+
+    def __post_init__(self) -> None:
+        assert self.first
+
+
+@dataclass(slots=True)
+class E:
+    made: list[int] = field(default_factory=list)
+'''
+PREPARED = '''"""A module."""
+
+from __future__ import annotations
+
+from builtins import object as object
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+
+@dataclass(kw_only=True, unsafe_hash=True, init=False)
+class A:
+    location: object = None
+
+    def __init__(self, *, location: object = None) -> None:
+        self.location = location
+
+
+@dataclass(init=False)
+class B:
+    numbers: tuple[int, ...] = ()
+
+    def __init__(self, numbers: tuple[int, ...] = ()) -> None:
+        self.numbers = numbers
+
+
+@dataclass(eq=False)
+class C(B):
+    """Inherits a field."""
+
+    limit: ClassVar[int] = 2
+    more: int
+
+    def __post_init__(self) -> None:
+        assert self.more < self.limit
+
+
+@dataclass(order=True, unsafe_hash=True, init=False)
+class D:
+    first: int
+    second: str = "2"
+    kind: ClassVar[str] = "d"
+
+    def __post_init__(self) -> None:
+        assert self.first
+
+    def __init__(self, first: int, second: str = '2') -> None:
+        self.first = first
+        self.second = second
+        self.__post_init__()
+
+
+@dataclass()
+class E:
+    made: list[int] = field(default_factory=list)
 '''
 
 
-def test_prepared_source_has_no_slots_and_imports_object_by_name() -> None:
-    prepared = compiled_engine.prepared(SOURCE)
-    expected = SOURCE.replace("frozen=True, slots=True, kw_only", "frozen=True, kw_only").replace("(slots=True)", "()")
-    expected = expected.replace("from dataclasses", "from builtins import object as object\nfrom dataclasses")
-    assert prepared == expected
-    ast.parse(prepared)
+def test_dataclasses_are_prepared_and_object_is_imported_by_name() -> None:
+    assert compiled_engine.prepared(SOURCE) == PREPARED
+
+
+def test_a_prepared_dataclass_is_made_compared_and_hashed_as_before() -> None:
+    found = []
+    for name, source in (("source", SOURCE), ("prepared", PREPARED)):
+        module = ModuleType(name)
+        sys.modules[name] = module
+        try:
+            exec(compile(source, name, "exec"), module.__dict__)
+        finally:
+            del sys.modules[name]
+        one, two = module.D(1), module.D(first=1, second="3")
+        found.append((repr(one), repr(module.A(location=2)), one < two, hash(one), hash(two), module.B() == module.B((1,))))
+        with pytest.raises(AssertionError):
+            module.D(0)
+        with pytest.raises(TypeError, match="positional"):
+            module.A(2)
+    assert found[0] == found[1]
 
 
 def test_a_module_without_object_stays_as_it_is() -> None:
