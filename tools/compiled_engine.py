@@ -3,15 +3,15 @@
     python tools/compiled_engine.py        compile it, or find it compiled; print the folder to put first in sys.path
 
 The protocol's engine (`ENGINE`: coordinator, client machine, simulator, verification, wire format, types) is copied,
-compiled there with mypyc and gcc (minutes), and kept for the next call. A run then takes about half the processor time; a Python built with
-optimisations (Debian's; pyenv's default has none) takes a fifth less again.
+compiled there with mypyc and gcc (minutes), and kept for the next call. A run then takes about half the processor time. A Python
+built with optimisations, as Debian's is and pyenv's is not unless told, takes a quarter less than one without.
 
 The copy differs from the source in this, and nothing of it may change what a run does:
 
 - It has only the modules that a simulated run imports. Anything else cannot be imported from it, so it never mixes two engines.
 - `psyche_core/__init__.py` has no lazy imports.
-- Dataclasses have no `slots=True` (mypyc gives every class fixed fields). They are not frozen, but have a frozen class's hash, and
-  their `__init__` is written out: the one that `dataclass` makes would be interpreted, and takes a tenth of the time.
+- Dataclasses have no `slots=True` (mypyc gives every class fixed fields). They are not frozen, but have a frozen class's hash.
+  Their `__init__` is written out: the one that `dataclass` makes would be interpreted, and takes a tenth of the time.
 - Modules with an annotation `object` import it by name: mypyc's C code needs that.
 - mypyc drops the parameters of annotations such as `tuple[int, ...]`, which the coordinator reads from its state's classes when
   a state arrives as bytes. `restore_annotations` puts them back as they are in the source.
@@ -35,7 +35,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -161,7 +160,7 @@ def _prepare_dataclass(lines: list[str], node: ast.ClassDef, decorator: ast.Call
 
 
 def _init(node: ast.ClassDef, *, keywords: bool) -> str:
-    """The `__init__` of a dataclass as source; empty if it inherits fields or has one that needs more than a name and a default."""
+    """The `__init__` of a dataclass as source; empty if it inherits fields or one calls `field`."""
     fields = [
         part for part in node.body if isinstance(part, ast.AnnAssign) and not ast.unparse(part.annotation).startswith("ClassVar")
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -38,14 +37,14 @@ class B:
 
 
 @dataclass(
-    frozen=True,
+    slots=True,
     eq=False,
 )
 class C(B):
     """Inherits a field."""
 
     limit: ClassVar[int] = 2
-    more: int
+    more: int = 1
 
     def __post_init__(self) -> None:
         assert self.more < self.limit
@@ -95,7 +94,7 @@ class C(B):
     """Inherits a field."""
 
     limit: ClassVar[int] = 2
-    more: int
+    more: int = 1
 
     def __post_init__(self) -> None:
         assert self.more < self.limit
