@@ -14,6 +14,7 @@ import ssl
 import tempfile
 from pathlib import Path
 
+from anyio import EndOfStream
 from anyio.abc import ByteStream
 from anyio.streams.tls import TLSAttribute, TLSStream
 from cryptography import x509
@@ -81,7 +82,11 @@ async def open_tls(stream: ByteStream, *, expected: bytes | None) -> tuple[TLSSt
     expected: the key it must be, None for any. Raises WrongServer before anything is sent through TLS, and what a lost
     connection raises.
     """
-    secure = await TLSStream.wrap(stream, server_side=False, ssl_context=client_context(), standard_compatible=False)
+    try:
+        secure = await TLSStream.wrap(stream, server_side=False, ssl_context=client_context(), standard_compatible=False)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+        raise EndOfStream from error  # how Python 3.11.2, which is Debian 12's, tells of a connection that ends in the handshake
+
     key = _certified_key(secure.extra(TLSAttribute.peer_certificate_binary))  # noqa: S610  # a stream, not a query
     if expected is not None and not secrets.compare_digest(key, expected):
         message = (
