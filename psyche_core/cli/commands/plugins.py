@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from psyche_core.cli.commands.plugins_update import update_project
 from psyche_core.cli.lazy import WholeSummaries, example
 from psyche_core.cli.path_options import NonEmptyPath
 from psyche_core.hookspecs import KINDS
@@ -34,6 +35,9 @@ _EXTENDED = ("doctor",)
 @click.group(cls=WholeSummaries, context_settings={"max_content_width": 110})
 def plugins() -> None:
     """List the installed plugins, and say which are broken and why. Make a new one."""
+
+
+plugins.add_command(update_project)
 
 
 @plugins.command(
