@@ -79,12 +79,12 @@ def mine(tmp_path: Path) -> Iterator[Registry]:
     folder = tmp_path / "site"
     sys.path.insert(0, str(folder))
 
-    def make(old: str = "", new: str = "", *, distribution: str = "mine") -> PluginRegistry:
+    def make(old: str = "", new: str = "", *, distribution: str = "mine", behind: str = "") -> PluginRegistry:
         module = f"{distribution}_broken_hooks"
         info = folder / f"{distribution}-1.2.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n")
-        (info / "entry_points.txt").write_text(f"[{GROUP}]\noptimizer.Mine = {module}\ndata.Mine = {module}\n")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\noptimizer.Mine = {module}\ndata.Mine = {module}{behind}\n")
         assert old in HOOKS
         (folder / f"{module}.py").write_text(HOOKS.replace(old, new) if old else HOOKS)
         importlib.invalidate_caches()
@@ -170,5 +170,12 @@ def test_a_name_that_two_distributions_have(mine: Registry) -> None:
     assert str(caught.value) == ROWS["two distributions have the name"]
 
 
+def test_an_entry_point_that_names_more_than_a_module(mine: Registry) -> None:
+    with pytest.raises(PsycheError) as caught:
+        mine(behind=":hooks").load("data", "Mine")
+    assert str(caught.value) == ROWS["the entry point names more than a module"]
+
+
 def test_every_row_is_tested() -> None:
-    assert set(ROWS) == {*BREAKS, "plugin API 1.9", "two distributions have the name"}
+    rest = {"plugin API 1.9", "two distributions have the name", "the entry point names more than a module"}
+    assert set(ROWS) == {*BREAKS, *rest}
