@@ -59,6 +59,11 @@ def raising(context):
 async def late(context):
     return None
 
+class High(DummyData):
+    async def read(self, batches, *, timeout):
+        samples = await super().read(batches, timeout=timeout)
+        return Samples((300).to_bytes(2, "little") + samples.tokens[2:], samples.count, samples.sequence_length, 2)
+
 @hookimpl
 def psyche_register_optimizers():
     return [OptimizerRegistration(
@@ -118,7 +123,7 @@ def read(registry: PluginRegistry) -> None:
 
     async def run() -> None:
         async with provider:
-            await read_samples(provider, [BatchId(0, 3)], sequence_length=8, name=registry.label("data", "Mine"))
+            await read_samples(provider, [BatchId(0, 3)], sequence_length=8, vocab_size=256, name=registry.label("data", "Mine"))
 
     asyncio.run(run())
 
@@ -135,6 +140,7 @@ BREAKS: dict[str, tuple[str, str, Callable[[PluginRegistry], None]]] = {
     "the factory returns something else": ("AdamW(context.settings, context.model)", "DummyData(sequence_length=8)", train),
     "a provider gives too few samples": ("lambda context: DummyData", "lambda context: Short", read),
     "a provider gives samples of another shape": ("lambda context: DummyData", "lambda context: Long", read),
+    "a provider gives token ids that the model does not have": ("lambda context: DummyData", "lambda context: High", read),
     "an optimizer's payload is no bytes": ("lambda context: AdamW", "lambda context: Textual", train),
     "plugin API 2.0": ('PSYCHE_PLUGIN_API = "1.0"', 'PSYCHE_PLUGIN_API = "2.0"', load("data")),
     "no plugin API": ('PSYCHE_PLUGIN_API = "1.0"', "", load("data")),
