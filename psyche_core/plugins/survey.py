@@ -5,7 +5,7 @@ those that look at all, such as `psyche plugins list`, ask `surveyed`. The other
 what came of it; where it ends in between, that plugin is ruled out, and another process goes on with the rest. A process costs
 the time in which Python starts and imports this package.
 
-    python -P -m psyche_core.plugins.survey    standard input: {"path": sys.path, "wanted": [key, …]}
+    python -P -m psyche_core.plugins.survey    standard input: {"path": sys.path, "wanted": [record, …]}
                                                standard output, a line each: {"begins": key}, {"is": record}
 """
 
@@ -102,7 +102,7 @@ def _merged(record: PluginRecord, found: PluginRecord | None) -> PluginRecord:
 
 
 def _ask(wanted: Sequence[PluginRecord]) -> _Told:
-    order = json.dumps({"path": sys.path, "wanted": [_key(record) for record in wanted]})
+    order = json.dumps({"path": sys.path, "wanted": [asdict(record) for record in wanted]})
     try:
         done = subprocess.run(  # noqa: S603  # our own interpreter
             [sys.executable, "-P", "-m", __name__],
@@ -155,18 +155,15 @@ def _load_and_tell() -> None:
     """The other process."""
     order = json.loads(sys.stdin.buffer.read())
     sys.path[:] = order["path"]
-    wanted = {_key_of(each) for each in order["wanted"]}
+    registry = PluginRegistry([PluginRecord(**each) for each in order["wanted"]])
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)  # what plugins print, also from native code, is no line of ours
 
         def tell(**said: object) -> None:
             print(json.dumps(said), file=out, flush=True)
 
-        registry = PluginRegistry.discover()
         for known in registry.list():
             key = _key(known)
-            if key not in wanted:
-                continue
             tell(begins=key)
             with contextlib.suppress(PluginError):  # the record says why
                 registry.load(known.kind, f"{known.distribution}:{known.name}")
