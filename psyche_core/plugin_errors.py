@@ -63,6 +63,14 @@ def label(kind: str, name: str, origin: str) -> str:
     return f"the {kind} plugin {name} ({origin})"
 
 
+def labels(places: Iterable[Place]) -> frozenset[str]:
+    """The words by which sentences name one of these plugins, or those of one distribution that cannot be told apart."""
+    known = list(places)
+    return frozenset(
+        {label(kind, name, origin) for kind, name, origin, _ in known} | {_several(origin) for _, _, origin, _ in known}
+    )
+
+
 def leaf_exceptions(error: BaseException) -> Iterator[BaseException]:
     """All exceptions in a group and its nested groups; a plain exception yields only itself."""
     if isinstance(error, BaseExceptionGroup):
@@ -186,7 +194,11 @@ def _named(holders: list[Place], frames: list[FrameType]) -> str:
         return label(kind, name, origin)
 
     names = ", ".join(f"{kind}.{name}" for kind, name, _, _ in nearest)
-    return f"the plugins of {origin} ({names})"
+    return f"{_several(origin)}{names})"
+
+
+def _several(origin: str) -> str:
+    return f"the plugins of {origin} ("
 
 
 def _kinds_called(frames: list[FrameType], among: set[str]) -> set[str]:

@@ -115,10 +115,11 @@ def _named(kind: str, args: list[str]) -> list[str]:
 def _owner(option: str, kinds: Collection[str]) -> tuple[str, str] | None:
     """Kind and name of an installed plugin of these kinds that has the option."""
     from psyche_core.plugins import PluginRegistry
+    from psyche_core.plugins.survey import surveyed
 
     registry = PluginRegistry.discover()
     field = option.removeprefix("--").replace("-", "_")
-    for record in registry.inspect_all():
+    for record in surveyed(registry, lambda record: record.status == "not loaded" and record.kind in kinds).records:
         if record.kind in kinds and record.status == "ok":
             settings = _plugin_settings(record.kind, record.name)
             if settings is not None and field in option_fields(settings):

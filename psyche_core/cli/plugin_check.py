@@ -134,6 +134,10 @@ def check_plugin(record: PluginRecord, given: Given, *, tell: Callable[[str], No
 
 def _check(record: PluginRecord, given: Given, tell: Callable[[str], None]) -> Iterator[Step]:
     """All steps but training."""
+    if record.status == "failed":  # already, without being imported
+        yield Step("entry point", "failed", record.cause)
+        return
+
     alone = Imported() if record.distribution == CORE else try_import(record.module)
     if alone.problem:
         yield Step("import", "failed", alone.problem)

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from psyche_core.cli.progress_line import plugin_problem, steps_trained
+from psyche_core.plugin_errors import labels
 from psyche_core.plugins import PluginRecord, PluginRegistry
 
 TRAINING_SECONDS = 300
@@ -240,7 +241,8 @@ def _run(folder: Path, arguments: Sequence[str], variables: Mapping[str, str], t
             start_new_session=True,
         )
         try:
-            status = _watched(program, folder, tell)
+            blames = labels(PluginRegistry.discover().places())
+            status = _watched(program, folder, tell, blames)
         finally:
             if program.poll() is None:
                 os.killpg(program.pid, signal.SIGKILL)
@@ -249,11 +251,14 @@ def _run(folder: Path, arguments: Sequence[str], variables: Mapping[str, str], t
         lines = file.read().decode(errors="replace").splitlines()
     sentences = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
     told = (sentences or [line for line in lines if line.strip()] or [""])[0 if sentences else -1]
-    return _Done(status, told, plugin_problem(_event_files(folder)))
+    return _Done(status, told, plugin_problem(_event_files(folder), blames))
 
 
-def _watched(program: subprocess.Popen[bytes], folder: Path, tell: Tell) -> int | None:
-    """The exit status; None if it does not end in time, or a plugin has failed. What it trained is told meanwhile."""
+def _watched(program: subprocess.Popen[bytes], folder: Path, tell: Tell, blames: Collection[str]) -> int | None:
+    """The exit status; None if it does not end in time, or a plugin has failed. What it trained is told meanwhile.
+
+    blames: labels of plugins, in which a member's error names what failed.
+    """
     end = time.monotonic() + TRAINING_SECONDS + 30
     while True:
         files = _event_files(folder)
@@ -262,7 +267,7 @@ def _watched(program: subprocess.Popen[bytes], folder: Path, tell: Tell) -> int 
         try:
             return program.wait(max(0.0, min(LOOK_SECONDS, end - time.monotonic())))
         except subprocess.TimeoutExpired:
-            if time.monotonic() >= end or plugin_problem(files):
+            if time.monotonic() >= end or plugin_problem(files, blames):
                 return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,10 +40,14 @@ def steps_trained(event_files: Iterable[Path]) -> int:
     return max((event["step"] for event in _events(event_files, "step_trained")), default=0)
 
 
-def plugin_problem(event_files: Iterable[Path]) -> str:
-    """The first error that a member reported and for which it blames a plugin; empty if there is none."""
+def plugin_problem(event_files: Iterable[Path], labels: Collection[str]) -> str:
+    """The first error that a member reported and for which it blames a plugin; empty if there is none.
+
+    labels: of the plugins that are there, see `psyche_core.plugin_errors.labels`. The client machine passes on what failed as a
+    sentence, so a plugin is found by its whole label, with kind, name, distribution and version, and not by a word.
+    """
     problems = (str(event["message"]) for event in _events(event_files, "problem") if event["level"] == "error")
-    return next((message for message in problems if " plugin " in message), "")
+    return next((message for message in problems if any(label in message for label in labels)), "")
 
 
 def _events(event_files: Iterable[Path], name: str) -> Iterator[dict[str, Any]]:

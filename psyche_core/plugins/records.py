@@ -65,6 +65,12 @@ def described(entry_point: EntryPoint) -> PluginRecord:
         module=entry_point.value,
         status="not loaded",
     )
+    if not all(part.isidentifier() for part in entry_point.value.split(".")):
+        cause = (
+            f"its entry point must name a module of hooks and nothing behind it, got {entry_point.value}; "
+            f'write "{entry_point.name}" = "{entry_point.module}" in pyproject.toml, and install it again'
+        )
+        record = replace(record, status="failed", cause=cause)
     if not dot or not name or kind not in KINDS:
         cause = f"the entry point must be named <kind>.<Name> with a kind among {', '.join(KINDS)}"
         return replace(record, kind="", name=entry_point.name, status="failed", cause=cause)

@@ -89,6 +89,12 @@ class PluginRegistry:
 
         return self.list()
 
+    def rule_out(self, record: PluginRecord, cause: str) -> PluginRecord:
+        """Refuse a plugin from now on, without importing it. Returns its record."""
+        at = self._records.index(record)
+        self._records[at] = replace(record, status="failed", cause=cause)
+        return self._records[at]
+
     def label(self, kind: str, name: str) -> str:
         """The name of a plugin in messages: its kind, name and distribution."""
         origin = next((self._records[at].origin for at in self._candidates(kind, name)), "not installed")

@@ -59,6 +59,11 @@ def raising(context):
 async def late(context):
     return None
 
+class High(DummyData):
+    async def read(self, batches, *, timeout):
+        samples = await super().read(batches, timeout=timeout)
+        return Samples((300).to_bytes(2, "little") + samples.tokens[2:], samples.count, samples.sequence_length, 2)
+
 @hookimpl
 def psyche_register_optimizers():
     return [OptimizerRegistration(
@@ -79,12 +84,12 @@ def mine(tmp_path: Path) -> Iterator[Registry]:
     folder = tmp_path / "site"
     sys.path.insert(0, str(folder))
 
-    def make(old: str = "", new: str = "", *, distribution: str = "mine") -> PluginRegistry:
+    def make(old: str = "", new: str = "", *, distribution: str = "mine", behind: str = "") -> PluginRegistry:
         module = f"{distribution}_broken_hooks"
         info = folder / f"{distribution}-1.2.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n")
-        (info / "entry_points.txt").write_text(f"[{GROUP}]\noptimizer.Mine = {module}\ndata.Mine = {module}\n")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\noptimizer.Mine = {module}\ndata.Mine = {module}{behind}\n")
         assert old in HOOKS
         (folder / f"{module}.py").write_text(HOOKS.replace(old, new) if old else HOOKS)
         importlib.invalidate_caches()
@@ -118,7 +123,7 @@ def read(registry: PluginRegistry) -> None:
 
     async def run() -> None:
         async with provider:
-            await read_samples(provider, [BatchId(0, 3)], sequence_length=8, name=registry.label("data", "Mine"))
+            await read_samples(provider, [BatchId(0, 3)], sequence_length=8, vocab_size=256, name=registry.label("data", "Mine"))
 
     asyncio.run(run())
 
@@ -135,6 +140,7 @@ BREAKS: dict[str, tuple[str, str, Callable[[PluginRegistry], None]]] = {
     "the factory returns something else": ("AdamW(context.settings, context.model)", "DummyData(sequence_length=8)", train),
     "a provider gives too few samples": ("lambda context: DummyData", "lambda context: Short", read),
     "a provider gives samples of another shape": ("lambda context: DummyData", "lambda context: Long", read),
+    "a provider gives token ids that the model does not have": ("lambda context: DummyData", "lambda context: High", read),
     "an optimizer's payload is no bytes": ("lambda context: AdamW", "lambda context: Textual", train),
     "plugin API 2.0": ('PSYCHE_PLUGIN_API = "1.0"', 'PSYCHE_PLUGIN_API = "2.0"', load("data")),
     "no plugin API": ('PSYCHE_PLUGIN_API = "1.0"', "", load("data")),
@@ -170,5 +176,12 @@ def test_a_name_that_two_distributions_have(mine: Registry) -> None:
     assert str(caught.value) == ROWS["two distributions have the name"]
 
 
+def test_an_entry_point_that_names_more_than_a_module(mine: Registry) -> None:
+    with pytest.raises(PsycheError) as caught:
+        mine(behind=":hooks").load("data", "Mine")
+    assert str(caught.value) == ROWS["the entry point names more than a module"]
+
+
 def test_every_row_is_tested() -> None:
-    assert set(ROWS) == {*BREAKS, "plugin API 1.9", "two distributions have the name"}
+    rest = {"plugin API 1.9", "two distributions have the name", "the entry point names more than a module"}
+    assert set(ROWS) == {*BREAKS, *rest}

@@ -242,8 +242,9 @@ def check_keys(identity: Path | None, wallet: Path | None) -> Iterator[CheckResu
 def check_plugins(registry: PluginRegistry, run: RunFile | None) -> Iterator[CheckResult]:
     """Plugins that do not load, and those that a run needs and are missing."""
     from psyche_core.plugins import check_run_file_plugins
+    from psyche_core.plugins.survey import surveyed
 
-    records = registry.inspect_all()
+    records = surveyed(registry).records
     for record in records:
         if record.status in ("failed", "incompatible", "duplicate"):
             remedy = (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from psyche_core.cli.commands.plugins_update import update_project
 from psyche_core.cli.lazy import WholeSummaries, example
 from psyche_core.cli.path_options import NonEmptyPath
 from psyche_core.hookspecs import KINDS
@@ -34,6 +35,9 @@ _EXTENDED = ("doctor",)
 @click.group(cls=WholeSummaries, context_settings={"max_content_width": 110})
 def plugins() -> None:
     """List the installed plugins, and say which are broken and why. Make a new one."""
+
+
+plugins.add_command(update_project)
 
 
 @plugins.command(
@@ -80,19 +84,23 @@ def new_plugin(kind: str, name: str, *, out: Path | None) -> None:
 def list_plugins(context: click.Context, *, as_json: bool, kind: str | None, show_all: bool) -> None:
     """List every plugin: kind, name, distribution, version, status and summary, or why it is not used."""
     from psyche_core.plugins import PluginRegistry
+    from psyche_core.plugins.survey import surveyed
+    from psyche_core.text_safety import printable
 
     registry = PluginRegistry.discover()
-    everything = [*_with_shadowed(registry.inspect_all(), context), *registry.not_installed()]
+    survey = surveyed(registry, lambda record: record.status == "not loaded" and kind in (None, record.kind))
+    everything = [*_with_shadowed(survey.records, context), *registry.not_installed()]
     records = [record for record in everything if kind in (None, record.kind)]
     shown = [record for record in records if show_all or record.status not in _UNUSED]
     if as_json:
         click.echo(json.dumps([asdict(record) for record in shown], indent=2))
-        return
-
-    _print_table(sorted(shown, key=lambda record: (record.kind, record.name, record.distribution)))
-    off = sum(record.status in ("disabled", "shadowed") for record in records)
-    if off and not show_all:
-        click.echo(f"{off} more are switched off or shadowed: psyche plugins list --all", err=True)
+    else:
+        _print_table(sorted(shown, key=lambda record: (record.kind, record.name, record.distribution)))
+        off = sum(record.status in ("disabled", "shadowed") for record in records)
+        if off and not show_all:
+            click.echo(f"{off} more are switched off or shadowed: psyche plugins list --all", err=True)
+    for record in survey.ended:
+        click.echo(printable(f"{record.entry_point} ({record.origin}): {record.cause}"), err=True)
 
 
 def _with_shadowed(records: Records, context: click.Context) -> Records:
@@ -247,10 +255,11 @@ def show_plugin(name: str, *, as_json: bool) -> None:
     """
     from psyche_core.cli.plugin_names import named, unknown
     from psyche_core.plugins import PluginRegistry
+    from psyche_core.plugins.survey import surveyed
 
     registry = PluginRegistry.discover()
     missing = registry.not_installed()
-    found = named(name, [*registry.inspect_all(), *missing])
+    found = named(name, [*surveyed(registry, lambda record: bool(named(name, [record]))).records, *missing])
     if not found:
         raise unknown(name, registry.list(), missing)
 
@@ -268,7 +277,7 @@ def _settings(registry: PluginRegistry, record: PluginRecord) -> dict[str, dict[
     from psyche_core.errors import PluginFailed
     from psyche_core.plugins import described_settings
 
-    if record.status != "ok":
+    if not (record.status == "ok" or (record.status == "duplicate" and record.api)):
         return None
 
     model = getattr(registry.load(record.kind, f"{record.distribution}:{record.name}"), "settings", None)

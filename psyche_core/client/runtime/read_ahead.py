@@ -63,7 +63,12 @@ class ReadAhead:
 
 async def _read(resources: Resources, share: Share, *, sequence_length: int) -> Samples:
     return await read_samples(
-        resources.data, share, sequence_length=sequence_length, name=resources.data_name, timeout=DATA_TIMEOUT
+        resources.data,
+        share,
+        sequence_length=sequence_length,
+        vocab_size=resources.trainer.vocab_size,
+        name=resources.data_name,
+        timeout=DATA_TIMEOUT,
     )
 
 

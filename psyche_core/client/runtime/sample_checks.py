@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from psyche_core.errors import ProviderFailed, PsycheError
 from psyche_core.interfaces import DataProvider
-from psyche_core.interfaces.data import Samples
+from psyche_core.interfaces.data import IGNORED_LABEL, Samples
 from psyche_core.plugin_errors import summary_of
 from psyche_core.types import BatchId
 
@@ -33,18 +33,22 @@ async def read_samples(
     batches: Sequence[BatchId],
     *,
     sequence_length: int,
+    vocab_size: int | None = None,
     name: str = "the data provider",
     timeout: float = READ_TIMEOUT,
 ) -> Samples:
     """Read samples and check that they match the request, because a provider may be third-party code.
 
-    sequence_length: tokens of a sample in this run. name: of the provider's plugin in messages. Raises ProviderFailed for a
-    provider that breaks its contract, whatever it raised, the provider's own PsycheError, and TimeoutError.
+    sequence_length: tokens of a sample in this run. vocab_size: of the model that is trained; None checks no token ids. name: of
+    the provider's plugin in messages. Raises ProviderFailed for a provider that breaks its contract, whatever it raised, the
+    provider's own PsycheError, and TimeoutError.
     """
     try:
         check_announced(provider, sequence_length=sequence_length, name=name)
         samples = await provider.read(batches, timeout=timeout)
         wrong = _what_is_wrong(samples, count=sum(map(len, batches)), sequence_length=sequence_length)
+        if wrong is None and vocab_size is not None:
+            wrong = _what_is_no_token(samples, vocab_size)
     except (PsycheError, TimeoutError):
         raise
     except Exception as error:
@@ -70,4 +74,19 @@ def _what_is_wrong(samples: object, *, count: int, sequence_length: int) -> str 
     for column, data in columns.items():
         if not isinstance(data, bytes) and (column == "tokens" or data is not None):
             return f"gave {column} as {type(data).__name__}, expected bytes"
+    return None
+
+
+def _what_is_no_token(samples: Samples, vocab_size: int) -> str | None:
+    """Which token id or label is not in the model's vocabulary, as the end of a sentence."""
+    import numpy as np  # not earlier: programs that train nothing need none
+
+    tokens = np.frombuffer(samples.tokens, dtype=f"<u{samples.token_size}")
+    labels = np.frombuffer(samples.labels or b"", dtype="<i4")
+    labels = labels[labels != IGNORED_LABEL]
+    for what, ids in (("token id", tokens), ("label", labels)):
+        for worst in (int(ids.max(initial=0)), int(ids.min(initial=0))):
+            if not 0 <= worst < vocab_size:
+                outside = f"which is outside the model's vocabulary of {vocab_size}"
+                return f"gave the {what} {worst}, {outside} (was it made for this model?)"
     return None

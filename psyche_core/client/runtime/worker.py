@@ -297,6 +297,7 @@ class Worker:
                 self.resources.data,
                 work.share,
                 sequence_length=self._sequence_length,
+                vocab_size=self.resources.trainer.vocab_size,
                 name=self.resources.data_name,
                 timeout=DATA_TIMEOUT,
             )

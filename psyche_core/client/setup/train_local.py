@@ -87,10 +87,11 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, re
                 report(telemetry.Validated(local.applied, await anyio.to_thread.run_sync(first.evaluate, held_out)))
 
         await validate()
+        data_name = registry.label("data", location.name)
         next_sample = 0
         for step, batches in rounds(run, steps, settings.members):
             shares: list[Samples] = [
-                await read_samples(data, [batch], sequence_length=length, name=registry.label("data", location.name))
+                await read_samples(data, [batch], sequence_length=length, vocab_size=first.vocab_size, name=data_name)
                 for batch in batches
             ]
             next_sample = batches[-1].last + 1

@@ -52,6 +52,7 @@ LEAVES = [
     ("plugins", "list"),
     ("plugins", "new"),
     ("plugins", "show"),
+    ("plugins", "update"),
     ("predownload",),
     ("preview-lr",),
     ("sidecar",),

@@ -20,8 +20,10 @@ from psyche_core.cli.plugin_training import STEPS, toml, try_training, write_run
 from psyche_core.cli.progress_line import plugin_problem
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.hookspecs import GROUP
+from psyche_core.plugin_errors import labels
 from psyche_core.plugins import PluginRecord, PluginRegistry
 
+BLAMES = labels([("data", "Mine", "mine 1.2", "mine"), ("data", "Other", "mine 1.2", "mine")])
 HOOKS = """
 import os
 from psyche_core.errors import ModelError
@@ -141,7 +143,7 @@ def test_how_far_the_members_are_is_told(tmp_path: Path) -> None:
     (events / "client-1.jsonl").write_text('{"event": "step_trained", "step": 2}\n')
     told: list[str] = []
     with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as program:
-        assert plugin_training._watched(program, tmp_path, told.append) == 3
+        assert plugin_training._watched(program, tmp_path, told.append, ()) == 3
     assert set(told) == {f"training: step 2 of {STEPS},"}
 
 
@@ -152,9 +154,9 @@ def test_a_plugin_that_fails_in_a_member_ends_the_training_and_is_named(tmp_path
     problems = [{"event": "problem", "level": level, "message": f"{level}: {sentence}"} for level in ("warning", "error")]
     (events / "client-1.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
-        assert plugin_training._watched(program, tmp_path, lambda _: None) is None
+        assert plugin_training._watched(program, tmp_path, lambda _: None, BLAMES) is None
         program.kill()
-    blamed = plugin_problem([events / "client-1.jsonl"])
+    blamed = plugin_problem([events / "client-1.jsonl"], BLAMES)
     assert blamed == f"error: {sentence}"
     failure = plugin_training._failure(plugin_training._Done(1, "a trained round was lost", blamed), "2 members did not train")
     assert failure == f"2 members did not train: error: {sentence}"
@@ -162,5 +164,14 @@ def test_a_plugin_that_fails_in_a_member_ends_the_training_and_is_named(tmp_path
 
 def test_another_problem_of_a_member_ends_nothing(tmp_path: Path) -> None:
     file = tmp_path / "client-1.jsonl"
-    file.write_text('{"event": "problem", "level": "error", "message": "the line is slow"}\n{"event": "pro')
-    assert plugin_problem([file]) == ""
+    others = ("the line is slow", "no data plugin is named Mina; installed data plugins: Mine", "the plugin data.Mine is slow")
+    lines = "".join(json.dumps({"event": "problem", "level": "error", "message": message}) + "\n" for message in others)
+    file.write_text(f'{lines}{{"event": "pro')
+    assert plugin_problem([file], BLAMES) == ""
+
+
+def test_plugins_of_one_distribution_that_cannot_be_told_apart_are_found_too(tmp_path: Path) -> None:
+    file = tmp_path / "client-1.jsonl"
+    message = "step 1 was not trained: the plugins of mine 1.2 (data.Mine, data.Other) failed with ValueError: no"
+    file.write_text(json.dumps({"event": "problem", "level": "error", "message": message}) + "\n")
+    assert plugin_problem([file], BLAMES) == message

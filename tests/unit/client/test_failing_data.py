@@ -64,6 +64,14 @@ def fails(_: Samples) -> Samples:
         (Wrapped(lambda read: read, sequences=None), "says that its num_sequences is a NoneType, expected an int of at least 1"),
         (Wrapped(lambda read: read.tokens), "gave a bytes where Samples are expected"),
         (Wrapped(fails), "failed with IndexError: 16"),
+        (
+            Wrapped(lambda read: replace(read, tokens=read.tokens[:-2] + b"\x00\x01")),
+            "gave the token id 256, which is outside the model's vocabulary of 256",
+        ),
+        (
+            Wrapped(lambda read: replace(read, labels=bytes(124) + b"\xfe\xff\xff\xff")),
+            "gave the label -2, which is outside the model's vocabulary of 256",
+        ),
     ],
     ids=[
         "short",
@@ -77,6 +85,8 @@ def fails(_: Samples) -> Samples:
         "nothing",
         "no samples",
         "raises",
+        "token id",
+        "label",
     ],
 )
 async def test_data_that_breaks_its_contract_is_not_trained_on(data: Wrapped, why: str, ahead: bool) -> None:

@@ -151,7 +151,10 @@ async def test_data_of_any_map_style_gives_the_same_training(data: Any) -> None:
     [
         ([row[:-1] for row in DATA], r"item \d+ of the dataset must be 8 whole numbers .* got list of shape \(7,\)"),
         ([[0.5] * LENGTH for _ in DATA], r"must be 8 whole numbers .* type float64"),
-        ([[VOCABULARY] * LENGTH for _ in DATA], "token id 32 is outside the model's vocabulary of 32"),
+        (
+            [[VOCABULARY] * LENGTH for _ in DATA],
+            r"the data plugin list \(given in code\) gave the token id 32, which is outside the model's vocabulary of 32",
+        ),
         ([{"tokens": row} for row in DATA], "has no input_ids, got a mapping with tokens"),
         (TensorDataset(torch.tensor(DATA)), r"must be 8 whole numbers .* got tuple of shape \(1, 8\)"),
     ],
