@@ -16,7 +16,7 @@ PART_BYTES = 8 * 2**20
 """A store moves a file in parts of at most so many bytes, and asks before each whether it should go on."""
 
 MAX_NAME_BYTES = 512
-"""Longest name of a file, as UTF-8."""
+"""Longest name of a file."""
 
 UNFINISHED = ".partial"
 """No file's name ends so. A store may use such names for what is being written, and leaves them out of `names`."""
@@ -24,14 +24,17 @@ UNFINISHED = ".partial"
 Proceed = Callable[[], None]
 """Called before each part. What it raises ends the call, and comes out of it unchanged; it need not be an Exception."""
 
-_PART_OF_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]+")
+_PART_OF_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be the name of a file: parts with a slash between them, none of which is empty, `.` or `..`."""
+    """Whether a text can be the name of a file: parts with a slash between them, none of which is `.` or `..`.
+
+    A part has letters of ASCII, digits, `.`, `_` and `-`, so it needs no escapes in a URL or on a disk.
+    """
     parts = text.split("/")
     whole = all(_PART_OF_NAME.fullmatch(part) and part not in (".", "..") for part in parts)
-    return whole and len(text.encode(errors="replace")) <= MAX_NAME_BYTES and not text.endswith(UNFINISHED)
+    return whole and len(text) <= MAX_NAME_BYTES and not text.endswith(UNFINISHED)
 
 
 def go_on() -> None:

@@ -39,7 +39,7 @@ TIMEOUT = 120.0
 MOST = 2**40
 """A limit that nothing here reaches."""
 
-ODD_NAMES = ("a b", "ünïcode", "100%", "%20", "a+b", "a#b", "a?b=c&d", "~a", "[a]", "a'b", "-a", ".a", "a:b", "a;b=1,c@d")
+ODD_NAMES = ("-a", ".a", "..a", "a.", "_", "0", "a" * 200, "model-00001-of-00002.safetensors")
 
 
 class Ended(BaseException):  # noqa: N818  # no Exception, as what ends a task is none
@@ -141,7 +141,7 @@ class StoreConformance(Conformance):
             assert came == wanted, f"names({prefix!r}) must be {shown(wanted)}, ascending, got {shown(came)}"
 
     @pytest.mark.parametrize("odd", ODD_NAMES)
-    def test_a_name_may_have_any_character(self, tmp_path: Path, odd: str) -> None:
+    def test_a_name_may_be_unusual(self, tmp_path: Path, odd: str) -> None:
         name = f"{odd}/{odd}"
         self.put(tmp_path, name, b"odd")
         names, found = self.listed(tmp_path), self.read(tmp_path, name)
