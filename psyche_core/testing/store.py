@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import subprocess
 import sys
 import threading
@@ -341,11 +342,11 @@ class StoreConformance(Conformance):
 
     def test_its_options_begin_with_its_scheme_and_are_explained(self) -> None:
         scheme, settings = self.registration.name, self.registration.settings
-        beginnings = tuple({f"{each.replace('-', '_').replace('+', '_')}_" for each in (scheme, scheme.removesuffix("s"))})
+        beginning = re.sub("[^a-z0-9]", "", scheme.removesuffix("s"))
         for name, known in {} if settings is None else settings.model_fields.items():
-            assert name.startswith(beginnings), (
-                f"the names of a store's settings must begin with {' or '.join(sorted(beginnings))}, got {name}: they are options "
-                "of commands"
+            assert name.replace("_", "").startswith(beginning), (
+                f"the names of a store's settings must begin with {beginning}, for the scheme {scheme}, got {name}: they are "
+                "options of commands"
             )
             assert known.description, f"the setting {name} must say what it means; give Field(description=…)"
 

@@ -26,6 +26,7 @@ from psyche_core.__about__ import __version__
 from psyche_core.errors import UserError
 from psyche_core.hookspecs import PLUGIN_API
 from psyche_core.plugins.registration_checks import with_article
+from psyche_core.storage.model_stores.url import OWN_SCHEMES, SCHEME
 
 _SUFFIX = ".tmpl"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*")
@@ -147,6 +148,19 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
             ),
             train="psyche server run --state state.toml --with-relay --relay $name --relay-port 3340",
         ),
+        "store": _Kind(
+            modules={
+                "settings": "its options, `--$dashed-folder`",
+                "store": "the contract `psyche_core.interfaces.ModelStore`: files by name, whole or not at all",
+            },
+            usage=(
+                "A member that the run elects stores the model there after an epoch:\n\n"
+                "    psyche client train --model-store $name://host/models --checkpoint-dir checkpoints …\n\n"
+                "From then on the run's `checkpoint` is that place, and members that come when no other is left begin there; they "
+                "need this plugin, too. Where it is not given as an option, the folder is that of `PSYCHE_${upper}_FOLDER`. A "
+                'run can also begin there, with `checkpoint.Gcs = { bucket = "$name://host/models", prefix = "RUN-step400" }`.'
+            ),
+        ),
         "command": _Kind(
             modules={"command": "the click command"},
             usage="Call it:\n\n    psyche $name --help",
@@ -157,7 +171,7 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
 KINDS = tuple(_KINDS)
 """The kinds of plugin for which there is a template."""
 
-_TYPED = ("backend", "transport", "sharding", "relay", "tracker", "command")
+_TYPED = ("backend", "transport", "sharding", "relay", "tracker", "store", "command")
 """Kinds whose names are words of a command line."""
 
 _LLAMA = {
@@ -216,6 +230,13 @@ def _words(kind: str, name: str) -> dict[str, str]:
         raise UserError(message)
     if kind == "tracker" and "-" in name:
         message = f"the options of a tracker begin with its name, so it has no hyphens; try {name.replace('-', '_')}"
+        raise UserError(message)
+
+    if kind == "store" and (not SCHEME.fullmatch(name) or name in OWN_SCHEMES):
+        message = (
+            f"the name of a store is the scheme of URLs, of two letters or more, without _, and none of {', '.join(OWN_SCHEMES)}; "
+            f"got {name}"
+        )
         raise UserError(message)
 
     parts = [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+|[0-9]+", name)]
