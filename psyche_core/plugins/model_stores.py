@@ -189,9 +189,7 @@ class CheckedStore(ModelStore):
 
     def _expect_name(self, name: str) -> None:
         if not is_name(name):
-            message = (
-                f"{name!r:.200} cannot be the name of a stored file; expected letters, digits, . _ - and /, and no part .."
-            )
+            message = f"{name!r:.200} cannot be the name of a stored file; expected letters, digits, . _ - and /, and no part .."
             raise StoreError(message)
 
 

@@ -42,8 +42,8 @@ def plugins() -> None:
         "psyche plugins new optimizer MajorityVote",
         "psyche plugins new tracker spreadsheet --out ../spreadsheet",
         note="The project has an entry point, settings, a small implementation that works, the conformance test and tests of its "
-        "own, a README, a licence, a CI file, and but for tracker, relay, store and command a run file that trains with it. Then: pip "
-        "install -e '.[test]', psyche plugins check, pytest.",
+        "own, a README, a licence, a CI file, and but for tracker, relay, store and command a run file that trains with it. "
+        "Then: pip install -e '.[test]', psyche plugins check, pytest.",
     ),
 )
 @click.argument("kind", type=click.Choice(TEMPLATE_KINDS))

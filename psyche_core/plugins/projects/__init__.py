@@ -156,9 +156,9 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
             usage=(
                 "A member that the run elects stores the model there after an epoch:\n\n"
                 "    psyche client train --model-store $name://host/models --checkpoint-dir checkpoints …\n\n"
-                "From then on the run's `checkpoint` is that place, and members that come when no other is left begin there; they "
-                "need this plugin, too. Where it is not given as an option, the folder is that of `PSYCHE_${upper}_FOLDER`. A "
-                'run can also begin there, with `checkpoint.Gcs = { bucket = "$name://host/models", prefix = "RUN-step400" }`.'
+                "From then on the run's `checkpoint` is that place, and members that come when no other is left begin there; "
+                "they need this plugin, too. Where it is not given as an option, the folder is that of `PSYCHE_${upper}_FOLDER`. "
+                'A run can also begin there, with `checkpoint.Gcs = { bucket = "$name://host/models", prefix = "RUN-step400" }`.'
             ),
         ),
         "command": _Kind(
@@ -234,8 +234,8 @@ def _words(kind: str, name: str) -> dict[str, str]:
 
     if kind == "store" and (not SCHEME.fullmatch(name) or name in OWN_SCHEMES):
         message = (
-            f"the name of a store is the scheme of URLs, of two letters or more, without _, and none of {', '.join(OWN_SCHEMES)}; "
-            f"got {name}"
+            f"the name of a store is the scheme of URLs, of two letters or more, without _, and none of {', '.join(OWN_SCHEMES)}"
+            f"; got {name}"
         )
         raise UserError(message)
 

@@ -85,12 +85,12 @@ def test_the_environment_gives_the_password_and_an_option_beats_it(tmp_path: Pat
     with dav_server(tmp_path / "served", needs_password=True) as server:
         url = f"dav://{server.host}/models"
         opener = StoreOpener(PluginRegistry.discover())
-        with pytest.raises(StoreError, match=r"answered 401 .*PSYCHE_DAV_PASSWORD \(names of the store plugin dav \(psyche-store-w"):
+        with pytest.raises(StoreError, match=r"answered 401 .*PSYCHE_DAV_PASSWORD \(names of the store plugin dav \(psyche-"):
             opener(url).names("")
         for name, value in (("HOST", server.host), ("USER", USER), ("PASSWORD", PASSWORD)):
             monkeypatch.setenv(f"PSYCHE_DAV_{name}", value)
         assert opener(url).names("") == []
-        with pytest.raises(UserError, match="is not on other.example, the only server"):
+        with pytest.raises(UserError, match=r"is not on other\.example, the only server"):
             StoreOpener(PluginRegistry.discover(), {"dav_host": "other.example"})(url)
 
 
