@@ -178,7 +178,7 @@ class CheckedStore(ModelStore):
             if isinstance(error, StoreError):
                 message = f"{error.sentence} ({method} of {self._called})"
                 raise type(error)(message) from error
-            message = f"{self._called} failed in its {method} with {summary_of(error)}"
+            message = f"{self._called} failed in its {method} with {summary_of(error)}; tell its author, or use another place"
             raise StoreError(message) from error
         if ended:
             raise ended[0]

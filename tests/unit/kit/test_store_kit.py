@@ -117,7 +117,7 @@ class TestMemory(_Tests):
 
 FAULTS = {
     "one place": "two URLs must be two places",
-    "folders only": r"names\('a-step1'\) must be",
+    "folders only": r"names\('a-step1/?'\) must be",
     "unsorted": "ascending",
     "OSError": "must raise StoreError for a path that is not there",
     "never asks": "put_file must call proceed before each part",
