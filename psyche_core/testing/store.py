@@ -335,7 +335,7 @@ class StoreConformance(Conformance):
                 lambda: store.names(""),
                 lambda: store.get("name", max_bytes=10),
             ):
-                thread = threading.Thread(target=lambda call=call: found.append(call()), daemon=True)  # type: ignore[misc]
+                thread = threading.Thread(target=lambda call=call: found.append(call()), daemon=True)
                 thread.start()
                 thread.join(TIMEOUT)
         assert found == [None, ["name"], b"data"], f"each call may come from another thread, got {shown(found)}"

@@ -1,6 +1,6 @@
 """What is particular to dav and davs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -117,13 +117,14 @@ def test_a_server_that_cannot_be_reached_or_speaks_no_webdav_is_a_sentence(serve
     gone = WebDav("dav://127.0.0.1:9/models", DavSettings())
     secure = WebDav(f"davs://{server.host}/models", DavSettings())  # the server has no TLS
     for store in (gone, secure):
-        for call in (
+        calls: list[Callable[[WebDav], object]] = [
             lambda store: store.names(""),
             lambda store: store.get("a", max_bytes=9),
             lambda store: store.put_file("a", source, proceed=go_on),
             lambda store: store.get_file("a", tmp_path / "target", max_bytes=9, proceed=go_on),
             lambda store: store.delete(["a"]),
-        ):
+        ]
+        for call in calls:
             with pytest.raises(StoreError, match="does the server run, and can it be reached from here"):
                 call(store)
     assert not (tmp_path / "target").exists()
