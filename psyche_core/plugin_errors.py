@@ -32,6 +32,7 @@ _INTERFACES: Mapping[str, type | tuple[type, ...]] = MappingProxyType(
         "optimizer": interfaces.Optimizer,
         "relay": interfaces.Relay,
         "sharding": interfaces.ShardingEngine,
+        "store": interfaces.ModelStore,
         "tracker": interfaces.Tracker,
         "transport": interfaces.Transport,
     }
@@ -43,6 +44,7 @@ _MUST_GIVE: Mapping[tuple[type, str], type] = MappingProxyType(
         (hookspecs.BackendRegistration, "observe"): interfaces.Backend,
         (hookspecs.DataRegistration, "create"): interfaces.DataProvider,
         (hookspecs.ModelRegistration, "create"): interfaces.Model,
+        (hookspecs.ModelStoreRegistration, "create"): interfaces.ModelStore,
         (hookspecs.OptimizerRegistration, "create"): interfaces.Optimizer,
         (hookspecs.RelayRegistration, "create"): interfaces.Relay,
         (hookspecs.ShardingRegistration, "create"): interfaces.ShardingEngine,

@@ -35,6 +35,7 @@ _TITLES = {
     "sharding": "Sharding engines",
     "relay": "Relays",
     "tracker": "Trackers",
+    "store": "Stores of models: by the scheme of a URL",
     "command": "Commands",
 }
 

@@ -18,6 +18,8 @@ from psyche_core.config.run_config import LLMConfig, RunFile
 from psyche_core.coordinator.learning_rate import cold_start_factor, learning_rate
 from psyche_core.errors import InputError, ModelError
 from psyche_core.hookspecs import ModelRegistration
+from psyche_core.storage.model_stores.interface import OpenStore
+from psyche_core.storage.object_store import open_bucket
 from psyche_core.training.build import Compute, RegistryLoad, build_trainer
 from psyche_core.training.checkpoints.checkpoint import save_checkpoint
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, decision_in, verify
@@ -65,18 +67,20 @@ def audit(
     request: AuditRequest,
     registry_load: RegistryLoad,
     *,
+    open_store: OpenStore = open_bucket,
     progress: Callable[[Progress], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> AuditReport:
     """Audit a run. Blocks; call it in a worker thread or a program.
 
-    registry_load: see `build_trainer`. say: called with a sentence about a long download. Raises UserError for input that cannot
-    be used, ModelError for a model that cannot be built or written; a difference is no error but in the report.
+    registry_load: see `build_trainer`. open_store: see `sources.find`. say: called with a sentence about a long download. Raises
+    UserError for input that cannot be used, ModelError for a model that cannot be built or written; a difference is no error but
+    in the report.
     """
     if request.out is not None:
         _expect_free(request.out)
     found = find(request.sources)
-    start = _start(request, found.segments, registry_load, say)
+    start = _start(request, found.segments, registry_load, open_store, say)
     instance = start.instance
     if request.signed is not None:
         if instance not in (None, request.signed.instance):
@@ -146,13 +150,19 @@ def rates_of(llm: LLMConfig) -> Rates:
     return rates
 
 
-def _start(request: AuditRequest, segments: Sequence[Segment], registry_load: RegistryLoad, say: Callable[[str], None]) -> Start:
+def _start(
+    request: AuditRequest,
+    segments: Sequence[Segment],
+    registry_load: RegistryLoad,
+    open_store: OpenStore,
+    say: Callable[[str], None],
+) -> Start:
     if request.checkpoint is not None:
         return from_checkpoint(request.checkpoint, segments, run_id=request.run.run_id)
 
     registration = registry_load("model", request.run.model.LLM.architecture)
     own = registration.source if isinstance(registration, ModelRegistration) else None
-    return from_run_file(request.run, base=request.base, cache=request.cache, own=own, report=say)
+    return from_run_file(request.run, base=request.base, cache=request.cache, own=own, report=say, open_store=open_store)
 
 
 def _line(request: AuditRequest, found: Found, segments: Sequence[Segment], *, start: Start) -> Line:

@@ -11,6 +11,8 @@ from psyche_core.audit.segments import Segment
 from psyche_core.config.run_config import RunFile
 from psyche_core.errors import InputError, ModelError, NoSuchModel
 from psyche_core.storage.checkpoint_names import MANIFEST_FILE
+from psyche_core.storage.model_stores.interface import OpenStore
+from psyche_core.storage.object_store import open_bucket
 from psyche_core.training.checkpoints import sources
 from psyche_core.training.checkpoints.initial_model import FROM_MEMBERS
 from psyche_core.training.checkpoints.manifest import CheckpointManifest, verify
@@ -77,11 +79,19 @@ def _goes_on(checkpoint: FoundCheckpoint, segments: Sequence[Segment]) -> bool:
     )
 
 
-def from_run_file(run: RunFile, *, base: Path, cache: Path, own: Path | None, report: Callable[[str], None]) -> Start:
+def from_run_file(
+    run: RunFile,
+    *,
+    base: Path,
+    cache: Path,
+    own: Path | None,
+    report: Callable[[str], None],
+    open_store: OpenStore = open_bucket,
+) -> Start:
     """Begin with the weights that the run file names. Downloads them if necessary.
 
     own: folder from which the architecture's plugin builds every member's first model; None for the run file's place. base,
-    cache, report: see `sources.find`. Raises NoSuchModel if the run begins with what its members have.
+    cache, report, open_store: see `sources.find`. Raises NoSuchModel if the run begins with what its members have.
     """
     checkpoint = run.model.LLM.checkpoint
     if own is not None:
@@ -93,4 +103,4 @@ def from_run_file(run: RunFile, *, base: Path, cache: Path, own: Path | None, re
             raise NoSuchModel(message)
         return Start(local, 0)
 
-    return Start(sources.find(checkpoint, base=base, cache=cache, report=report), 0)
+    return Start(sources.find(checkpoint, base=base, cache=cache, report=report, open_store=open_store), 0)

@@ -56,7 +56,8 @@ def settings_options(cls: type[BaseModel], *, group: str | None = None) -> Calla
 class PluginOptions(SettingsCommand):
     """A command whose `--backend`, `--transport` and `--tracker` add options: those of the plugins' settings classes.
 
-    They are available, and shown in the help, only if an option, the environment or the option's default names that plugin. A
+    So does `--model-store`, if its URL has the scheme of a plugin. They are available, and shown in the help, only if an option,
+    the environment or the option's default names that plugin. A
     default that is not installed adds none; the command itself says what is missing.
     """
 
@@ -69,6 +70,8 @@ class PluginOptions(SettingsCommand):
         if any(option.name == "tracker" for option in self.params):
             args = with_implied_trackers(args, os.environ)
             chosen += [("tracker", name) for name in tracker_names(_named("tracker", args))]
+        if any(option.name == "model_store" for option in self.params):
+            chosen += [("store", scheme) for scheme in _store_schemes(_named("model-store", args))]
         extra: list[click.Parameter] = []
         for kind, name in chosen:
             settings = _plugin_settings(kind, name)
@@ -108,8 +111,16 @@ def _named(kind: str, args: list[str]) -> list[str]:
             found.append(args[place + 1])
         elif word.startswith(f"--{kind}="):
             found.append(word.partition("=")[2])
-    told = os.environ.get(f"{ENVIRONMENT_PREFIX}{kind.upper()}")
+    told = os.environ.get(f"{ENVIRONMENT_PREFIX}{kind.upper().replace('-', '_')}")
     return found or ([told] if told else [])
+
+
+def _store_schemes(urls: list[str]) -> list[str]:
+    """The scheme of the last URL, if it is that of an installed plugin; the command says what is wrong with another one."""
+    from psyche_core.plugins import PluginRegistry
+
+    scheme = urls[-1].partition("://")[0] if urls else ""
+    return [scheme] if any((each.kind, each.name) == ("store", scheme) for each in PluginRegistry.discover().list()) else []
 
 
 def _owner(option: str, kinds: Collection[str]) -> tuple[str, str] | None:

@@ -49,6 +49,7 @@ _CLASSES: Mapping[str, str] = {
     "sharding": "sharding.ShardingConformance",
     "relay": "relay.RelayConformance",
     "tracker": "tracker.TrackerConformance",
+    "store": "store.StoreConformance",
     "command": "command.CommandConformance",
 }
 

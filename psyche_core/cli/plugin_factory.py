@@ -81,6 +81,9 @@ def _make(record: PluginRecord, registration: Any, settings: Any, model_config: 
         count = len(made.placements)
         made.close()
         return Made(True, f"{name} for a single rank, which places {count} tensors")
+    if record.kind == "store":
+        made.close()
+        return Made(True, f"{name} for {context.url}")
     return Made(True, f"{name}{_given(registration, context)}")
 
 

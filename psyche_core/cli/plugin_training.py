@@ -178,6 +178,8 @@ def _obstacle(record: PluginRecord, settings: Mapping[str, Any], model_config: M
     """Why nothing can be trained; empty if it can."""
     if record.kind in ("command", "relay"):
         return f"a {record.kind} plugin takes no part in training"
+    if record.kind == "store":
+        return "only you know a place where it can store models; try one with --model-store, as its documentation says"
     if record.kind == "model" and model_config is None:
         return "give the config.json of a small model with --model-config"
     registry = PluginRegistry.discover()

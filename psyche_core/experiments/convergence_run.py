@@ -29,6 +29,7 @@ from psyche_core.experiments.convergence import (
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
 from psyche_core.plugins import PluginRegistry
+from psyche_core.plugins.model_stores import StoreOpener
 from psyche_core.training.build import Compute, build_model, build_trainer
 from psyche_core.training.checkpoints import sources
 from psyche_core.wire.signing import SecretKey
@@ -75,7 +76,12 @@ async def prepared(experiment: Experiment, registry: PluginRegistry) -> Prepared
     async with await _provider(experiment, experiment.validation_data, registry) as held_out:
         validation = await first_samples(held_out, experiment.validation_sequences, sequence_length=length)
     folder = await anyio.to_thread.run_sync(
-        lambda: sources.find(experiment.run.model.LLM.checkpoint, base=experiment.base, cache=experiment.cache)
+        lambda: sources.find(
+            experiment.run.model.LLM.checkpoint,
+            base=experiment.base,
+            cache=experiment.cache,
+            open_store=StoreOpener(registry),
+        )
     )
     return Prepared(experiment, validation, folder)
 

@@ -22,6 +22,7 @@ from psyche_core.errors import UserError
 from psyche_core.experiments.replayed_training import Arithmetic, MeasuredShare, Plan, ReplayedTraining, measured_shares
 from psyche_core.interfaces.data import Samples
 from psyche_core.plugins import PluginRegistry
+from psyche_core.plugins.model_stores import StoreOpener
 from psyche_core.training.build import Compute, build_model, build_optimizer
 from psyche_core.training.checkpoints import sources
 from psyche_core.verification.replay import Rule
@@ -84,7 +85,12 @@ async def measured_steps(
     length = experiment.run.model.LLM.max_seq_len
     key, cache = SecretKey.generate(), experiment.cache / "data"
     folder = await anyio.to_thread.run_sync(
-        lambda: sources.find(experiment.run.model.LLM.checkpoint, base=experiment.base, cache=experiment.cache)
+        lambda: sources.find(
+            experiment.run.model.LLM.checkpoint,
+            base=experiment.base,
+            cache=experiment.cache,
+            open_store=StoreOpener(registry),
+        )
     )
     begun = clock()
     for place, seed in enumerate(seeds):

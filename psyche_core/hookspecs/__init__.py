@@ -8,10 +8,10 @@ entry point per thing it registers, in ONE group:
     [project.entry-points."psyche.plugins"]
     "optimizer.Distro" = "psyche_optim_distro.hooks"
 
-The entry point's name is `<kind>.<Name>`; kinds are backend, optimizer, data, transport, model, sharding, relay, tracker and
-command. `Name` is what a run configuration says (`[model.LLM.optimizer.Distro]`, `data_location.Http`), an option (`--tracker
-wandb`), or the word behind `psyche` for a command. Reading names imports nothing, so a broken or slow plugin costs nothing if it
-is not used. Factories import heavy modules when they are called.
+The entry point's name is `<kind>.<Name>`; kinds are backend, optimizer, data, transport, model, sharding, relay, tracker, store
+and command. `Name` is what a run configuration says (`[model.LLM.optimizer.Distro]`, `data_location.Http`), an option (`--tracker
+wandb`), the scheme of a URL for a store of models, or the word behind `psyche` for a command. Reading names imports nothing, so a
+broken or slow plugin costs nothing if it is not used. Factories import heavy modules when they are called.
 
 Each registration's `settings` is a pydantic model (or None) that validates the plugin's own table; unknown keys are refused. Its
 `requires` maps modules that the factory imports and that may be missing, such as those of an extra, to what installs them:
@@ -32,6 +32,7 @@ from psyche_core.hookspecs.backends import (
     ServerContext,
 )
 from psyche_core.hookspecs.programs import CommandRegistration, TrackerContext, TrackerRegistration
+from psyche_core.hookspecs.stores import ModelStoreContext, ModelStoreRegistration
 from psyche_core.hookspecs.training import (
     DataContext,
     DataRegistration,
@@ -60,6 +61,8 @@ __all__ = [
     "MemberContext",
     "ModelContext",
     "ModelRegistration",
+    "ModelStoreContext",
+    "ModelStoreRegistration",
     "OptimizerContext",
     "OptimizerRegistration",
     "Parallelism",
@@ -78,6 +81,7 @@ __all__ = [
     "psyche_register_backends",
     "psyche_register_commands",
     "psyche_register_data",
+    "psyche_register_model_stores",
     "psyche_register_models",
     "psyche_register_optimizers",
     "psyche_register_relays",
@@ -88,7 +92,7 @@ __all__ = [
 
 PROJECT = "psyche"
 GROUP = "psyche.plugins"
-KINDS = ("backend", "optimizer", "data", "transport", "model", "sharding", "relay", "tracker", "command")
+KINDS = ("backend", "optimizer", "data", "transport", "model", "sharding", "relay", "tracker", "store", "command")
 PLUGIN_API = (1, 0)
 
 hookspec: pluggy.HookspecMarker = pluggy.HookspecMarker(PROJECT)
@@ -104,6 +108,7 @@ Registration = (
     | ShardingRegistration
     | RelayRegistration
     | TrackerRegistration
+    | ModelStoreRegistration
     | CommandRegistration
 )
 
@@ -153,6 +158,17 @@ def psyche_register_relays() -> list[RelayRegistration]:  # type: ignore[empty-b
 @hookspec
 def psyche_register_trackers() -> list[TrackerRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
     """Trackers this plugin provides; the name is what `--tracker` takes."""
+
+
+@hookspec
+def psyche_register_model_stores() -> list[ModelStoreRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
+    """Stores for a run's models that this plugin provides; the name is the scheme of their URLs, as in `--model-store davs://…`.
+
+    Example:
+        @hookimpl
+        def psyche_register_model_stores():
+            return [ModelStoreRegistration(name=scheme, summary="…", create=create) for scheme in ("dav", "davs")]
+    """
 
 
 @hookspec

@@ -13,6 +13,7 @@ from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.relay import Relay
 from psyche_core.interfaces.replay import AppliedStep, ChunkGroup, Replay
 from psyche_core.interfaces.sharding import Placement, RankGroup, ShardingEngine
+from psyche_core.interfaces.store import ModelStore
 from psyche_core.interfaces.tracker import TrackedRun, Tracker
 from psyche_core.interfaces.transport import Incoming, Opened, PeerPath, Transport, TransportStats
 
@@ -24,6 +25,7 @@ __all__ = [
     "DataProvider",
     "Incoming",
     "Model",
+    "ModelStore",
     "Opened",
     "Optimizer",
     "PeerPath",

@@ -6,6 +6,7 @@
 - `loading` imports a module, compares API versions and calls its hook
 - `registration_checks` says what is wrong with a registration, at once and in one sentence
 - `settings` validates a plugin's own table, and describes its keys
+- `model_stores` opens places of models by URL, those of plugins among them, and checks what a plugin's store gives
 - `advice` says what a plugin should have and lacks, although it can be used
 - `projects` makes the project of a new plugin
 

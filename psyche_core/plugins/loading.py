@@ -31,6 +31,7 @@ HOOKS: Mapping[str, tuple[str, type[hookspecs.Registration]]] = MappingProxyType
         "sharding": ("psyche_register_sharding", hookspecs.ShardingRegistration),
         "relay": ("psyche_register_relays", hookspecs.RelayRegistration),
         "tracker": ("psyche_register_trackers", hookspecs.TrackerRegistration),
+        "store": ("psyche_register_model_stores", hookspecs.ModelStoreRegistration),
         "command": ("psyche_register_commands", hookspecs.CommandRegistration),
     }
 )

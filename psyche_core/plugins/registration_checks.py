@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from psyche_core.hookspecs import BackendTestnet, Registration
+from psyche_core.storage.model_stores.url import OWN_SCHEMES, SCHEME
 
 _ARGUMENTS: Mapping[str, int] = MappingProxyType(
     {
@@ -53,6 +54,8 @@ def _problems(registration: Registration, kind: str) -> Iterator[str]:
     for name in ("name", "summary"):
         if not isinstance(given[name], str):
             yield f"{name} must be a text, got {_told(given[name])}"
+    if kind == "store":
+        yield from _scheme_problems(given["name"])
     if "settings" in given:
         yield from _settings_problems(given["settings"], required=kind in _MUST_HAVE_SETTINGS)
     yield from _requires_problems(given["requires"])
@@ -67,6 +70,14 @@ def _problems(registration: Registration, kind: str) -> Iterator[str]:
         yield f"testnet must be a BackendTestnet or None, got {_told(testnet)}"
     elif testnet is not None:
         yield from _function_problems({field.name: getattr(testnet, field.name) for field in fields(testnet)})
+
+
+def _scheme_problems(name: str) -> Iterator[str]:
+    """Of the name of a store, which is the scheme of URLs."""
+    if not SCHEME.fullmatch(name):
+        yield f"name must be the scheme of a URL without ://, small letters, digits, + and - after a letter; got {name!r:.100}"
+    elif name in OWN_SCHEMES:
+        yield f"name must be another scheme than {', '.join(OWN_SCHEMES)}, which are psyche-core's own, got {name}"
 
 
 def _settings_problems(settings: Any, *, required: bool) -> Iterator[str]:

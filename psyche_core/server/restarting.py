@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from psyche_core.config.options.loading import option_fields
@@ -116,10 +116,13 @@ def lost_model(
     )
 
 
-def check_decisions(server: BackendServer, settings: ServerSettings) -> None:
-    """Raise UserError for a decision of the owner that the run's state does not allow, before the run is said to be served."""
+def check_decisions(server: BackendServer, settings: ServerSettings, *, schemes: Collection[str] = ()) -> None:
+    """Raise UserError for a decision of the owner that the run's state does not allow, before the run is said to be served.
+
+    schemes: of plugins that store models.
+    """
     if settings.checkpoint is not None:
-        _check_checkpoint(server, settings.checkpoint)
+        _check_checkpoint(server, settings.checkpoint, schemes)
     if settings.restart_from_step is not None:
         _check_return(server, settings.restart_from_step)
     if settings.restart_from_checkpoint:
@@ -186,9 +189,12 @@ def _check_return(server: BackendServer, step: int) -> tuple[OwnerControl, int]:
     return server, signed[step].data_index
 
 
-def name_checkpoint(server: BackendServer, url: str) -> None:
-    """Set a new location of the run's stored checkpoint. Raises UserError if members have the model, or may have it."""
-    choice = _check_checkpoint(server, url)
+def name_checkpoint(server: BackendServer, url: str, *, schemes: Collection[str] = ()) -> None:
+    """Set a new location of the run's stored checkpoint. Raises UserError if members have the model, or may have it.
+
+    schemes: of plugins that store models.
+    """
+    choice = _check_checkpoint(server, url, schemes)
     assert isinstance(server, OwnerControl)
     state = server.state
     begins = _begins_from_checkpoint(state)
@@ -204,9 +210,9 @@ def _begins_from_checkpoint(state: CoordinatorState) -> bool:
     return state.from_checkpoint and state.run_state in (RunState.WaitingForMembers, RunState.Warmup)
 
 
-def _check_checkpoint(server: BackendServer, url: str) -> Choice:
+def _check_checkpoint(server: BackendServer, url: str, schemes: Collection[str]) -> Choice:
     """The stored checkpoint at `url`, for a run that may be given one. Raises UserError."""
-    choice = parse_model_url(url).checkpoint()
+    choice = parse_model_url(url, schemes=schemes).checkpoint()
     state = server.state
     begins = _begins_from_checkpoint(state)
     if not (isinstance(server, OwnerControl) and (begins or state.model_lost)):

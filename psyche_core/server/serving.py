@@ -29,6 +29,7 @@ from psyche_core.hookspecs import RelayContext, ServerContext
 from psyche_core.interfaces import Relay
 from psyche_core.interfaces.backend import KeptRun, OwnerControl
 from psyche_core.plugins import PluginRegistry
+from psyche_core.plugins.model_stores import store_schemes
 from psyche_core.server.change_reporter import ChangeReporter, Follow
 from psyche_core.server.owner_requests import pause_or_resume
 from psyche_core.server.restarting import (
@@ -157,7 +158,8 @@ async def _host(
             message = f"cannot listen on {settings.host}:{settings.server_port}: {error.strerror}; choose another --server-port"
             raise UserError(message) from error
 
-        check_decisions(server, settings)
+        schemes = store_schemes(registry)
+        check_decisions(server, settings, schemes=schemes)
         signals = stack.enter_context(_owner_signals()) if isinstance(server, OwnerControl) else None
         settings = listening_at(settings, server.address)
         report(Started("server", key.public.hex(), files.run.run_id, server.address, server.state.config.total_steps))
@@ -181,7 +183,7 @@ async def _host(
         if follow is not None:
             follow(server.state)
         if settings.checkpoint is not None:
-            name_checkpoint(server, settings.checkpoint)
+            name_checkpoint(server, settings.checkpoint, schemes=schemes)
         if settings.restart_from_step is not None:
             report(return_to_step(server, settings.restart_from_step))
         if heed_loss(server, settings):

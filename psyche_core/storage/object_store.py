@@ -2,20 +2,22 @@
 
 Credentials and endpoints are taken from the same places as by the cloud providers' own tools (GOOGLE_APPLICATION_CREDENTIALS,
 AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …); without credentials, a bucket is read anonymously. Large files are sent in parts. Every
-error becomes a StoreError with one sentence. All functions block: call them in a worker thread.
+error becomes a StoreError with one sentence. All functions block: call them in a worker thread. A bucket keeps the contract of a
+plugin's store, `psyche_core.interfaces.ModelStore`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from psyche_core.errors import NoSuchBucket, StoreError
+from psyche_core.interfaces.store import PART_BYTES, ModelStore, Proceed, go_on
 
 EXTRA = "buckets need obstore: pip install 'psyche-core[gcs]'"
-CHUNK_BYTES = 8 * 2**20
 _CREDENTIALS = {
     "gs": (
         "GOOGLE_APPLICATION_CREDENTIALS",
@@ -27,7 +29,7 @@ _CREDENTIALS = {
 }
 
 
-class ObjectStore:
+class ObjectStore(ModelStore):
     """One bucket. store: the store object of obstore. name: for messages."""
 
     def __init__(self, store: Any, *, name: str) -> None:
@@ -38,25 +40,32 @@ class ObjectStore:
         """Return the names of all objects under a prefix (`a/b/`), ascending. Raises StoreError, NoSuchBucket."""
         obstore = _obstore()
         try:
-            found = [str(entry["path"]) for page in obstore.list(self._store, prefix=prefix or None) for entry in page]
+            folder = prefix.rpartition("/")[0]  # obstore takes whole parts of names only
+            found = [str(entry["path"]) for page in obstore.list(self._store, prefix=folder or None) for entry in page]
         except Exception as error:  # obstore raises its own exceptions and those of the system
             if "404 Not Found" in str(error):  # not a missing prefix: that gives an empty list
                 message = f"there is no bucket {self._name}; check its name"
                 raise NoSuchBucket(message) from error
             raise self._failed(f"list {prefix or 'it'}", error) from error
 
-        return sorted(found)
+        return sorted(name for name in found if name.startswith(prefix))
 
-    def put_file(self, name: str, path: Path) -> None:
-        """Store a file as the object `name`. Raises StoreError."""
+    def put_file(self, name: str, path: Path, *, proceed: Proceed = go_on) -> None:
+        """Store a file as the object `name`, which appears whole. Raises StoreError."""
         obstore = _obstore()
+        asked = _Asked(proceed)
         try:
-            with path.open("rb") as file:
-                obstore.put(self._store, name, file, chunk_size=CHUNK_BYTES)
+            if path.stat().st_size <= PART_BYTES:
+                asked()
+                obstore.put(self._store, name, path.read_bytes())
+            else:
+                obstore.put(self._store, name, _parts(path, asked), chunk_size=PART_BYTES, max_concurrency=1)
         except Exception as error:  # as above
+            if error is asked.raised:
+                raise
             raise self._failed(f"write {name}", error) from error
 
-    def get_file(self, name: str, path: Path) -> None:
+    def get_file(self, name: str, path: Path, *, max_bytes: int, proceed: Proceed = go_on) -> None:
         """Write an object into a file, chunk by chunk. If the file exists, continue at its end. Raises StoreError.
 
         A file that is longer than the object is deleted, and this raises StoreError, so that the next attempt starts again.
@@ -64,8 +73,12 @@ class ObjectStore:
         reconnects if a connection breaks.
         """
         obstore = _obstore()
+        asked = _Asked(proceed)
         try:
             size = obstore.head(self._store, name)["size"]
+            if size > max_bytes:
+                message = f"{name} in the bucket {self._name} has {size} bytes, over the limit of {max_bytes}"
+                raise StoreError(message)
             start = path.stat().st_size if path.exists() else 0
             if start > size:
                 path.unlink()
@@ -78,12 +91,16 @@ class ObjectStore:
                 if start == size:
                     return  # the server would reject an empty range
 
-                result = obstore.get(self._store, name, options={"range": {"offset": start}})
-                for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
+                asked()
+                result = obstore.get(self._store, name, options={"range": (start, size)})
+                for chunk in result.stream(min_chunk_size=PART_BYTES):
                     file.write(chunk)
+                    asked()
         except StoreError:
             raise
         except Exception as error:  # as above
+            if error is asked.raised:
+                raise
             raise self._failed(f"read {name}", error) from error
 
     def get(self, name: str, *, max_bytes: int) -> bytes | None:
@@ -103,12 +120,20 @@ class ObjectStore:
             raise self._failed(f"read {name}", error) from error
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects. Raises StoreError."""
+        """Delete objects; one that is not there is no error. Raises StoreError."""
         obstore = _obstore()
         try:
-            obstore.delete(self._store, list(names))
+            try:
+                obstore.delete(self._store, list(names))
+            except (FileNotFoundError, obstore.exceptions.NotFoundError):  # a folder says so, and may have left out the rest
+                for name in names:
+                    with contextlib.suppress(FileNotFoundError, obstore.exceptions.NotFoundError):
+                        obstore.delete(self._store, [name])
         except Exception as error:  # as above
             raise self._failed(f"delete {len(names)} objects", error) from error
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def _failed(self, what: str, error: Exception) -> StoreError:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -119,6 +144,28 @@ class ObjectStore:
                 "with permission"
             )
         return StoreError(f"cannot {what} in the bucket {self._name}: {reason}{hint}")
+
+
+class _Asked:
+    """A `Proceed` that remembers what it raised, to tell that from what obstore raises."""
+
+    def __init__(self, proceed: Proceed) -> None:
+        self._proceed = proceed
+        self.raised: BaseException | None = None
+
+    def __call__(self) -> None:
+        try:
+            self._proceed()
+        except BaseException as error:
+            self.raised = error
+            raise
+
+
+def _parts(path: Path, proceed: Proceed) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while part := file.read(PART_BYTES):
+            proceed()
+            yield part
 
 
 def open_bucket(bucket: str) -> ObjectStore:

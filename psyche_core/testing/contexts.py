@@ -43,6 +43,8 @@ def context_for(registration: hookspecs.Registration, *, settings: Any, folder: 
         case hookspecs.TrackerRegistration():
             run = TrackedRun(run_id=RUN_ID, member="ab" * 32, config={"run_id": RUN_ID})
             return hookspecs.TrackerContext(run=run, settings=settings)
+        case hookspecs.ModelStoreRegistration():
+            return hookspecs.ModelStoreContext(url=f"{registration.name}://127.0.0.1/{RUN_ID}", settings=settings)
         case hookspecs.ShardingRegistration():
             from psyche_core.testing.one_rank import Alone, context_of
             from psyche_core.testing.tiny_models import LLAMA

@@ -35,6 +35,7 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
             ("sharding", "interfaces.ShardingEngine"),
             ("relay", "interfaces.Relay"),
             ("tracker", "interfaces.Tracker"),
+            ("store", "interfaces.ModelStore"),
             ("command", "hookspecs.CommandRegistration"),
         )
     }

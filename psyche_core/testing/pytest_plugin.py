@@ -26,6 +26,7 @@ MODULES = (
     "registration",
     "relay",
     "sharding",
+    "store",
     "tracker",
     "transport",
 )

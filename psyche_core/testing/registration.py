@@ -103,6 +103,8 @@ class RegistrationConformance(Conformance):
         made = registration.create(context)  # the registry's copy refuses what is not of the kind, in a sentence
         if self.kind == "tracker":
             made.finish(success=False, reason="it was only tried")
+        if self.kind == "store":
+            made.close()
 
     def test_registering_imports_nothing_heavy(self) -> None:
         script = (

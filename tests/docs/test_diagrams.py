@@ -36,6 +36,7 @@ CONTRACTS = {
     "sharding": (interfaces.ShardingEngine, interfaces.RankGroup),
     "relay": (interfaces.Relay,),
     "tracker": (interfaces.Tracker,),
+    "store": (interfaces.ModelStore,),
     "command": (),
 }
 OURS = {"create", "create_server", "load", "check", "check_client_command"}

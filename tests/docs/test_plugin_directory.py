@@ -30,7 +30,7 @@ PROJECTS = {
     for table in [tomllib.loads(path.read_text())["project"]]
 }
 EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-TYPED = ("backend", "transport", "sharding", "relay", "tracker", "command")
+TYPED = ("backend", "transport", "sharding", "relay", "tracker", "store", "command")
 KIND_OF = {"optim": "optimizer", "p2p": "transport"}
 """How the rule shortens two kinds for distributions of this repository."""
 

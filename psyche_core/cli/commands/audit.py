@@ -96,6 +96,7 @@ def audit(
     from psyche_core.audit.auditing import audit as run_audit
     from psyche_core.config.run_config import load_run_file
     from psyche_core.plugins import PluginRegistry
+    from psyche_core.plugins.model_stores import StoreOpener
     from psyche_core.storage.scratch import default_folder
     from psyche_core.text_safety import printable
     from psyche_core.training.build import Compute
@@ -121,9 +122,11 @@ def audit(
             run_file=file,
         )
         with _shown(hidden=as_json) as progress:
+            registry = PluginRegistry.discover()
             report = run_audit(
                 request,
-                PluginRegistry.discover().load,
+                registry.load,
+                open_store=StoreOpener(registry),
                 progress=progress,
                 say=lambda sentence: click.echo(printable(sentence), err=True),
             )

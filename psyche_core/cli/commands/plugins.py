@@ -25,7 +25,7 @@ WIDTH_OF_FILES = 200
 _UNUSED = ("disabled", "shadowed", "not installed")
 """Statuses that only `--all` shows: nothing is wrong with these plugins."""
 
-TEMPLATE_KINDS = ("optimizer", "data", "model", "tracker", "backend", "transport", "sharding", "relay", "command")
+TEMPLATE_KINDS = ("optimizer", "data", "model", "tracker", "backend", "transport", "sharding", "relay", "store", "command")
 """As in psyche_core.plugins.projects, which is slow to import for help; a test compares them."""
 
 _EXTENDED = ("doctor",)
@@ -46,8 +46,8 @@ plugins.add_command(update_project)
         "psyche plugins new optimizer MajorityVote",
         "psyche plugins new tracker spreadsheet --out ../spreadsheet",
         note="The project has an entry point, settings, a small implementation that works, the conformance test and tests of its "
-        "own, a README, a licence, a CI file, and but for tracker, relay and command a run file that trains with it. Then: pip "
-        "install -e '.[test]', psyche plugins check, pytest.",
+        "own, a README, a licence, a CI file, and but for tracker, relay, store and command a run file that trains with it. "
+        "Then: pip install -e '.[test]', psyche plugins check, pytest.",
     ),
 )
 @click.argument("kind", type=click.Choice(TEMPLATE_KINDS))

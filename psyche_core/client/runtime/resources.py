@@ -1,4 +1,4 @@
-"""What a worker needs: trainer and data. The store for models is a `storage.model_stores.interface.ModelStore`.
+"""What a worker needs: trainer and data. The store for models is a `storage.model_stores.interface.CheckpointStore`.
 
 They are protocols, so that tests and embedders can use their own and this module does not need torch.
 """

@@ -49,7 +49,7 @@ from psyche_core.evaluation.spare_time import SpareTime
 from psyche_core.interfaces import Transport
 from psyche_core.plugin_errors import summary_of
 from psyche_core.storage.checkpoint_names import checkpoint_path
-from psyche_core.storage.model_stores.interface import ModelStore
+from psyche_core.storage.model_stores.interface import CheckpointStore
 from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.initial_model import NoModelSource
 from psyche_core.types import BatchId
@@ -83,7 +83,7 @@ class Worker:
         *,
         transport: Transport,
         report: Callable[[telemetry.Event], None],
-        store: ModelStore | None = None,
+        store: CheckpointStore | None = None,
         exchange: ModelExchange | None = None,
         descriptions: DescriptionExchange | None = None,
         explain: Callable[[BaseException], str] = describe_exception,

@@ -45,6 +45,7 @@ from psyche_core.hookspecs import BackendContext, BackendRegistration, Transport
 from psyche_core.interfaces.backend import KnownPosition, TellsLater
 from psyche_core.p2p.local_address import interface_towards
 from psyche_core.plugins import PluginRegistry
+from psyche_core.plugins.model_stores import StoreOpener
 from psyche_core.storage.scratch import Scratch, default_folder
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
@@ -65,6 +66,7 @@ async def train_client(
     *,
     backend_settings: BaseModel | None = None,
     transport_settings: BaseModel | None = None,
+    stores: StoreOpener | None = None,
     key: SecretKey | None = None,
     beside: Beside | None = None,
     follow: Callable[[CoordinatorState], None] | None = None,
@@ -72,6 +74,7 @@ async def train_client(
     """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave in order. A second signal kills the process.
 
     backend_settings, transport_settings: of the chosen backend's and transport's own classes; None for the defaults.
+    stores: opens places of models; None for one that takes plugins' settings from the environment.
     key: our transport's, instead of the one from settings and backend.
     beside: runs instead of the wait for signals; see Beside. follow: called with each state of the coordinator; must not block.
     Raises UserError for what the user can fix, BackendError,
@@ -83,6 +86,7 @@ async def train_client(
     if key is None:
         key = await anyio.to_thread.run_sync(_transport_key, backend_kind, settings, backend_settings)
     named = settings.identity_secret_key_path is not None or settings.raw_identity_secret_key is not None
+    stores = stores or StoreOpener(registry)
     lasting = named or backend_kind.transport_key is not None
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
 
@@ -91,6 +95,7 @@ async def train_client(
         async with AsyncExitStack() as stack:
             scratch = await anyio.to_thread.run_sync(_open_scratch, settings.cache_dir)
             stack.callback(scratch.close)
+            store = await anyio.to_thread.run_sync(open_store, settings, registry, stores)
             restorer = open_restorer(settings, report, member=key.public, lasting=lasting)
             if restorer is not None:
                 stack.callback(restorer.close)
@@ -126,7 +131,14 @@ async def train_client(
                 )
             )
             build = ResourcesBuilder(
-                settings, registry, key=key, stack=stack, latest=lambda: runtime.state, report=report, restorer=restorer
+                settings,
+                registry,
+                key=key,
+                stack=stack,
+                latest=lambda: runtime.state,
+                report=report,
+                restorer=restorer,
+                stores=stores,
             )
             scores, evaluations = ScoreReports(), None
             if evaluations_wanted(settings):
@@ -135,7 +147,7 @@ async def train_client(
                 build,
                 transport=transport,
                 report=report,
-                store=open_store(settings),
+                store=store,
                 exchange=ModelExchange(
                     transport, report=report, scratch=scratch, at_once=settings.max_concurrent_parameter_requests
                 ),

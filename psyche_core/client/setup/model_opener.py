@@ -28,6 +28,7 @@ from psyche_core.coordinator.learning_rate import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError
 from psyche_core.plugins import PluginRegistry
+from psyche_core.plugins.model_stores import StoreOpener
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
@@ -46,7 +47,8 @@ class ModelOpener:
     """Opens the model of one client, again and again; only the newest one is in memory.
 
     latest: gives the newest state, for the epoch's cold start whenever a learning rate is needed. restorer: of the client's
-    checkpoints and journal; None: the client keeps neither. All methods but `aclose` run in a worker thread.
+    checkpoints and journal; None: the client keeps neither. stores: opens places of models. All methods but `aclose` run in a
+    worker thread.
     """
 
     def __init__(
@@ -57,12 +59,14 @@ class ModelOpener:
         latest: Callable[[], CoordinatorState],
         report: EventBus,
         restorer: Restorer | None,
+        stores: StoreOpener,
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._latest = latest
         self._report = report
         self._restorer = restorer
+        self._stores = stores
         self._parallelism = parallelism_of(settings)
         self._micro_batch_size: int | Literal["auto"] = settings.micro_batch_size
         self._resumed: telemetry.Resumed | None = None
@@ -190,6 +194,8 @@ class ModelOpener:
             journal_base=None if self._restorer is None else self._restorer.base_of_history(request.state),
             conflicts=lambda decision: first_conflicting_step(request.state, (decision,)) is not None,
             report=self._warn,
+            open_store=self._stores,
+            proceed=anyio.from_thread.check_cancelled,
         )
 
     def _expect_plugins(self, llm: LLMConfig) -> None:

@@ -1,19 +1,24 @@
 """The store for models that a client's options name: `--model-store`, `--hub-repo` or `--gcs-bucket`.
 
-The stores themselves are in `storage.model_stores`, which knows no options.
+The stores themselves are in `storage.model_stores`, which knows no options and no plugins.
 """
 
 from __future__ import annotations
 
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.errors import ConfigError
-from psyche_core.storage.model_stores.interface import ModelStore, RetentionPolicy
-from psyche_core.storage.model_stores.stores import BucketStore, FolderStore, HubStore
+from psyche_core.plugins import PluginRegistry
+from psyche_core.plugins.model_stores import StoreOpener, store_schemes
+from psyche_core.storage.model_stores.interface import CheckpointStore, RetentionPolicy
+from psyche_core.storage.model_stores.stores import MAX_NAME_BYTES, BucketStore, FolderStore, HubStore
 from psyche_core.storage.model_stores.url import is_hub_name, parse_model_url
 
 
-def open_store(settings: ClientSettings) -> ModelStore | None:
-    """The user's store, used when it is our turn after an epoch; None without one. Raises ConfigError."""
+def open_store(settings: ClientSettings, registry: PluginRegistry, stores: StoreOpener) -> CheckpointStore | None:
+    """The user's store, used when it is our turn after an epoch; None without one.
+
+    Blocks: it may import a plugin. Raises ConfigError, and for a plugin's URL PluginError and what its `check` and `create` do.
+    """
     places = [place for place in (settings.model_store, settings.hub_repo, settings.gcs_bucket) if place is not None]
     if not places:
         return None
@@ -30,7 +35,16 @@ def open_store(settings: ClientSettings) -> ModelStore | None:
     if settings.hub_repo is not None:
         return _hub_or_folder(settings.hub_repo, settings, keep=keep)
 
-    url = parse_model_url(places[0])
+    url = parse_model_url(places[0], schemes=store_schemes(registry))
+    if url.is_plugins:
+        if len(url.bucket.encode()) > MAX_NAME_BYTES:
+            message = (
+                f"--model-store {url.bucket}: has {len(url.bucket.encode())} bytes, and a run's configuration carries at most "
+                f"{MAX_NAME_BYTES}; use a shorter URL"
+            )
+            raise ConfigError(message)
+        stores.check(url.bucket)
+        return BucketStore(url.bucket, keep=keep, open_store=stores)
     if url.scheme in ("gs", "s3"):
         return BucketStore(url.bucket, prefix=url.prefix, keep=keep)
     if url.revision is not None:
@@ -39,7 +53,7 @@ def open_store(settings: ClientSettings) -> ModelStore | None:
     return HubStore(url.name) if url.scheme == "hf" else FolderStore(url.name, base=settings.base, keep=keep)
 
 
-def _hub_or_folder(place: str, settings: ClientSettings, *, keep: RetentionPolicy) -> ModelStore:
+def _hub_or_folder(place: str, settings: ClientSettings, *, keep: RetentionPolicy) -> CheckpointStore:
     """`--hub-repo` may name a folder that is there, as a run configuration's `repo_id` may."""
     if (settings.base / place).is_dir():
         return FolderStore(place, base=settings.base, keep=keep)

@@ -33,6 +33,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
 from psyche_core.plugins import PluginRegistry
+from psyche_core.plugins.model_stores import StoreOpener
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.wire.signing import SecretKey
 
@@ -45,7 +46,8 @@ class ResourcesBuilder:
 
     key: our transport's, with which a run's data server is asked. stack: closes what is opened here. latest: gives the newest
     state, for the epoch's cold start whenever a learning rate is needed. restorer: of the client's checkpoints and journal, which
-    the caller closes; None: the client keeps neither. Raises ConfigError for settings that contradict each other.
+    the caller closes; None: the client keeps neither. stores: opens places of models. Raises ConfigError for settings that
+    contradict each other.
     """
 
     def __init__(
@@ -58,13 +60,14 @@ class ResourcesBuilder:
         latest: Callable[[], CoordinatorState],
         report: EventBus,
         restorer: Restorer | None,
+        stores: StoreOpener,
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._key = key
         self._stack = stack
         self._restorer = restorer
-        self._model = ModelOpener(settings, registry, latest=latest, report=report, restorer=restorer)
+        self._model = ModelOpener(settings, registry, latest=latest, report=report, restorer=restorer, stores=stores)
         stack.push_async_callback(self._model.aclose)
         self._opened: dict[tuple[Choice, int], DataProvider] = {}
         self._validation: Samples | None = None

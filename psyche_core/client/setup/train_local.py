@@ -29,6 +29,7 @@ from psyche_core.coordinator.round.batch_size import batch_size
 from psyche_core.errors import ConfigError, UserError
 from psyche_core.hookspecs import Parallelism
 from psyche_core.plugins import PluginRegistry
+from psyche_core.plugins.model_stores import StoreOpener
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as telemetry
@@ -162,7 +163,8 @@ def _trainers(
 
     if settings.torch_threads is not None:
         torch.set_num_threads(settings.torch_threads)
-    folder = sources.find(run.model.LLM.checkpoint, base=settings.run_base, cache=cache, report=warn)
+    stores = StoreOpener(registry)
+    folder = sources.find(run.model.LLM.checkpoint, base=settings.run_base, cache=cache, report=warn, open_store=stores)
     trainers = [
         build_trainer(
             registry_load=registry.load,

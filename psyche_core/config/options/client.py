@@ -109,8 +109,8 @@ class ClientSettings(ReportingOptions, ComputeOptions):
         json_schema_extra=groups.STORE,
         description=(
             "Where to store the model if this client is elected to do so after an epoch: hf://OWNER/NAME (created if missing; "
-            "needs HF_TOKEN or a login), gs://BUCKET/PREFIX, s3://BUCKET/PREFIX, or file:///FOLDER (all members must be able to "
-            "read that folder)."
+            "needs HF_TOKEN or a login), gs://BUCKET/PREFIX, s3://BUCKET/PREFIX, file:///FOLDER (all members must be able to "
+            "read that folder), or the URL of a plugin's store."
         ),
     )
     hub_repo: str | None = Field(

@@ -22,6 +22,7 @@ from psyche_core.errors import UserError
 from psyche_core.hookspecs import PLUGIN_API
 from psyche_core.plugins.projects.kinds import KINDS, KNOWN, TYPED
 from psyche_core.plugins.registration_checks import with_article
+from psyche_core.storage.model_stores.url import OWN_SCHEMES, SCHEME
 
 _SUFFIX = ".tmpl"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*")
@@ -87,6 +88,13 @@ def words_of(answers: Answers) -> dict[str, str]:
         raise UserError(message)
     if kind == "tracker" and "-" in name:
         message = f"the options of a tracker begin with its name, so it has no hyphens; try {name.replace('-', '_')}"
+        raise UserError(message)
+
+    if kind == "store" and (not SCHEME.fullmatch(name) or name in OWN_SCHEMES):
+        message = (
+            f"the name of a store is the scheme of URLs, of two letters or more, without _, and none of {', '.join(OWN_SCHEMES)}"
+            f"; got {name}"
+        )
         raise UserError(message)
 
     parts = [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+|[0-9]+", name)]

@@ -123,6 +123,19 @@ KNOWN: Mapping[str, Kind] = MappingProxyType(
             ),
             train="psyche server run --state state.toml --with-relay --relay $name --relay-port 3340",
         ),
+        "store": Kind(
+            modules={
+                "settings": "its options, `--$dashed-folder`",
+                "store": "the contract `psyche_core.interfaces.ModelStore`: files by name, whole or not at all",
+            },
+            usage=(
+                "A member that the run elects stores the model there after an epoch:\n\n"
+                "    psyche client train --model-store $name://host/models --checkpoint-dir checkpoints …\n\n"
+                "From then on the run's `checkpoint` is that place, and members that come when no other is left begin there; "
+                "they need this plugin, too. Where it is not given as an option, the folder is that of `PSYCHE_${upper}_FOLDER`. "
+                'A run can also begin there, with `checkpoint.Gcs = { bucket = "$name://host/models", prefix = "RUN-step400" }`.'
+            ),
+        ),
         "command": Kind(
             modules={"command": "the click command"},
             usage="Call it:\n\n    psyche $name --help",
@@ -133,5 +146,5 @@ KNOWN: Mapping[str, Kind] = MappingProxyType(
 KINDS = tuple(KNOWN)
 """The kinds of plugin for which there is a template."""
 
-TYPED = ("backend", "transport", "sharding", "relay", "tracker", "command")
+TYPED = ("backend", "transport", "sharding", "relay", "tracker", "store", "command")
 """Kinds whose names are words of a command line."""

@@ -1,16 +1,21 @@
-"""What a store for a run's models must do, and which of its models are kept."""
+"""What a place for a run's checkpoints must do, how its files are opened, and which of its models are kept."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from psyche_core.config.run_config import Choice
+from psyche_core.interfaces.store import ModelStore
+
+OpenStore = Callable[[str], ModelStore]
+"""Opens the files of a bucket: its name, or its URL. Raises StoreError for an unusable one, and UserError for a plugin's."""
 
 
-class ModelStore(Protocol):
-    """A store for the run's models; `stores` has some."""
+class CheckpointStore(Protocol):
+    """Takes a run's checkpoints, each a whole folder; `stores` has some."""
 
     async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
         """Store a checkpoint's whole folder; returns its location as in a run configuration. Raises StoreError."""

@@ -1,4 +1,6 @@
-"""Where a run's models are stored for later members: a Hub repository, a bucket, or a folder that all members can read.
+"""Where a run's models are stored for later members: a Hub repository, a folder that all members can read, or a bucket.
+
+A bucket is one of the clouds', a folder by URL, or a place of a plugin of the kind `store`.
 
 A store uploads a complete checkpoint folder and returns the location that the client reports to the coordinator
 (`model.LLM.checkpoint`). Every step has its own place (a commit, a prefix, a folder), so that a reader never sees an unfinished
@@ -9,19 +11,22 @@ store.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from pathlib import Path
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import StoreError
+from psyche_core.interfaces.store import ModelStore
 from psyche_core.storage.checkpoint_names import MANIFEST_FILE, checkpoint_path, checkpoints
 from psyche_core.storage.folders import whole_folder
-from psyche_core.storage.model_stores.interface import RetentionPolicy
-from psyche_core.storage.object_store import ObjectStore, open_bucket
+from psyche_core.storage.model_stores.interface import OpenStore, RetentionPolicy
+from psyche_core.storage.object_store import open_bucket
 
 logger: logging.Logger = logging.getLogger("psyche.storage")
 
@@ -72,36 +77,49 @@ class HubStore:
 
 
 class BucketStore:
-    """A bucket of Google Cloud Storage, or of S3 (`s3://name`), or a folder by URL (`file:///…`), with one prefix per step.
+    """A bucket of Google Cloud Storage, of S3 (`s3://name`), a folder by URL (`file:///…`), or a plugin's; one prefix per step.
 
     bucket: its name or URL. prefix: folder in the bucket, None for its top. keep: which steps are kept; the default keeps three.
+    open_store: opens it; where a URL may be a plugin's, `plugins.model_stores` has one.
     """
 
-    def __init__(self, bucket: str, *, prefix: str | None = None, keep: RetentionPolicy | None = None) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        *,
+        prefix: str | None = None,
+        keep: RetentionPolicy | None = None,
+        open_store: OpenStore = open_bucket,
+    ) -> None:
         self._bucket = bucket
         self._prefix = (prefix or "").strip("/")
         self._keep = keep or RetentionPolicy()
+        self._open = open_store
 
     async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
-        """Store all files under `PREFIX/RUN-stepN`, the manifest last, and return the location. Raises StoreError."""
+        """Store all files under `PREFIX/RUN-stepN`, the manifest last, and return the location.
+
+        If the task is cancelled, this ends before the next part of a file; the manifest is then missing. Raises StoreError, and
+        what opening the bucket raises.
+        """
         return await anyio.to_thread.run_sync(lambda: self._put(directory, run_id=run_id, step=step))
 
     def _put(self, directory: Path, *, run_id: str, step: int) -> Choice:
         folder = "/".join(part for part in (self._prefix, checkpoint_path(Path(), run_id, step).name) if part)
         _check_length("the bucket's name", self._bucket)
         _check_length("the prefix with the step's folder", folder)
-        store = open_bucket(self._bucket)
-        paths = sorted(path for path in directory.iterdir() if path.is_file())
-        for path in sorted(paths, key=lambda path: path.name == MANIFEST_FILE):
-            store.put_file(f"{folder}/{path.name}", path)
-        if self._keep.delete:
-            try:
-                self._delete_old(store, run_id)
-            except StoreError as error:  # the new model is stored, and that is what counts
-                logger.warning("old models of run %s were not deleted: %s", run_id, error)
+        with contextlib.closing(self._open(self._bucket)) as store:
+            paths = sorted(path for path in directory.iterdir() if path.is_file())
+            for path in sorted(paths, key=lambda path: path.name == MANIFEST_FILE):
+                store.put_file(f"{folder}/{path.name}", path, proceed=anyio.from_thread.check_cancelled)
+            if self._keep.delete:
+                try:
+                    self._delete_old(store, run_id)
+                except StoreError as error:  # the new model is stored, and that is what counts
+                    logger.warning("old models of run %s were not deleted: %s", run_id, error)
         return Choice("Gcs", {"bucket": self._bucket, "prefix": folder})
 
-    def _delete_old(self, store: ObjectStore, run_id: str) -> None:
+    def _delete_old(self, store: ModelStore, run_id: str) -> None:
         """Delete all steps of this run except the newest ones. Raises StoreError."""
         stem = checkpoint_path(Path(), run_id, 0).name.removesuffix("0")
         start = f"{self._prefix}/" if self._prefix else ""

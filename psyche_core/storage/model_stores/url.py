@@ -1,60 +1,82 @@
 """Where models are stored, written as one URL: `hf://owner/name`, `gs://bucket/prefix`, `s3://bucket/prefix`, `file:///folder`.
 
-Only the text is judged here. Who stores is in `stores`, who reads in `training.checkpoints.sources`.
+A plugin of the kind `store` adds a scheme: `SCHEME://host/folder`. Only the text is judged here. Who stores is in `stores`, who
+reads in `training.checkpoints.sources`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ConfigError
 
 FORMS = "hf://OWNER/NAME, gs://BUCKET/PREFIX, s3://BUCKET/PREFIX or file:///FOLDER"
+OWN_SCHEMES = ("hf", "gs", "s3", "file")
+"""Schemes that psyche-core has itself, and no plugin may."""
+
+SCHEME = re.compile(r"[a-z][a-z0-9+-]{1,30}")
+"""A URL's scheme, as a plugin of the kind `store` is named."""
+
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,221}[a-z0-9]")
 _HUB_URL = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_PLUGINS_URL = re.compile(r"[a-z][a-z0-9+-]*://[^\s/\\\x00-\x1f\x7f]+(/[^\s\\\x00-\x1f\x7f]*)?")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUrl:
-    """A place for models. name: the Hub's `owner/name`, a bucket, or a folder from the root (`/net/models`).
+    """A place for models. name: the Hub's `owner/name`, a bucket, a folder from the root (`/net/models`), a plugin's whole URL.
 
     prefix: folder in a bucket, "" for none. revision: commit, branch or tag of a Hub repository (`hf://owner/name@main`), None
     for its newest.
     """
 
-    scheme: Literal["hf", "gs", "s3", "file"]
+    scheme: str
     name: str
     prefix: str = ""
     revision: str | None = None
 
     @property
+    def is_plugins(self) -> bool:
+        """Whether a plugin has the scheme."""
+        return self.scheme not in OWN_SCHEMES
+
+    @property
     def bucket(self) -> str:
-        """The bucket as run configurations name it: one of Google's by its name alone, one of S3 as `s3://name`."""
+        """The bucket as run configurations name it: one of Google's by its name alone, one of S3 and others by URL."""
         return f"s3://{self.name}" if self.scheme == "s3" else self.name
 
     def checkpoint(self) -> Choice:
         """The model at exactly this place, as a run configuration names it (`model.LLM.checkpoint`)."""
-        if self.scheme in ("gs", "s3"):
+        if self.scheme not in ("hf", "file"):
             return Choice("Gcs", {"bucket": self.bucket, **({"prefix": self.prefix} if self.prefix else {})})
 
         return Choice("Hub", {"repo_id": self.name, **({"revision": self.revision} if self.revision else {})})
 
 
-def parse_model_url(text: str) -> ModelUrl:
-    """Read a URL. Raises ConfigError, with a sentence that says what was expected."""
+def scheme_of(place: str) -> str:
+    """The scheme of a bucket or URL as a run configuration names it; empty for a bucket that is a plain name."""
+    scheme, separator, _ = place.partition("://")
+    return scheme if separator else ""
+
+
+def parse_model_url(text: str, *, schemes: Collection[str] = ()) -> ModelUrl:
+    """Read a URL. schemes: those of installed plugins. Raises ConfigError, with a sentence that says what was expected."""
     try:
         parts = urlsplit(text)
+        _ = parts.port  # is looked at now
     except ValueError:
-        raise _unreadable(text) from None
+        raise _unreadable(text, schemes) from None
 
-    if parts.query or parts.fragment:
-        raise _unreadable(text)
+    if parts.query or parts.fragment or "?" in text or "#" in text:
+        raise _unreadable(text, schemes)
+    if parts.scheme in schemes and parts.scheme not in OWN_SCHEMES:
+        return _of_plugin(text, parts.scheme, host=parts.hostname, user=parts.username is not None)
     if parts.scheme == "hf":
         name, at, revision = f"{parts.netloc}{parts.path}".strip("/").partition("@")
         if _HUB_URL.fullmatch(name) and bool(at) == bool(revision):
@@ -65,7 +87,20 @@ def parse_model_url(text: str) -> ModelUrl:
             return ModelUrl("gs" if parts.scheme == "gs" else "s3", parts.netloc, prefix=prefix)
     elif parts.scheme == "file" and not parts.netloc and parts.path.strip("/"):
         return ModelUrl("file", str(PurePosixPath(unquote(parts.path))))
-    raise _unreadable(text)
+    raise _unreadable(text, schemes)
+
+
+def _of_plugin(text: str, scheme: str, *, host: str | None, user: bool) -> ModelUrl:
+    if user:
+        message = (
+            f"the URL of a model store must have no user and no password, because a run shows it to everybody; leave them out of "
+            f"{scheme}://…@{host}, and give them as options of the plugin ({scheme})"
+        )
+        raise ConfigError(message)
+    if not (host and _PLUGINS_URL.fullmatch(text)) or {".", ".."} & {*unquote(text).split("/")}:
+        message = f"{text!r:.200} is not the URL of a model store; expected {scheme}://HOST/FOLDER, without blanks and without .."
+        raise ConfigError(message)
+    return ModelUrl(scheme, text.rstrip("/"))
 
 
 def is_hub_name(text: str) -> bool:
@@ -73,6 +108,7 @@ def is_hub_name(text: str) -> bool:
     return _HUB_NAME.fullmatch(text) is not None
 
 
-def _unreadable(text: str) -> ConfigError:
-    message = f"{text!r:.200} is not the URL of a model store; expected {FORMS}"
+def _unreadable(text: str, schemes: Collection[str]) -> ConfigError:
+    others = "".join(f", or {scheme}://…" for scheme in sorted({*schemes} - {*OWN_SCHEMES}))
+    message = f"{text!r:.200} is not the URL of a model store; expected {FORMS}{others}"
     return ConfigError(message)

@@ -19,7 +19,10 @@ from types import MappingProxyType
 
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError
+from psyche_core.interfaces.store import Proceed, go_on
 from psyche_core.storage.checkpoint_names import MANIFEST_FILE, checkpoints
+from psyche_core.storage.model_stores.interface import OpenStore
+from psyche_core.storage.object_store import open_bucket
 from psyche_core.training.checkpoints import sources
 from psyche_core.training.checkpoints.checkpoint import set_damaged_aside
 from psyche_core.training.checkpoints.manifest import (
@@ -73,6 +76,8 @@ def find_origin(
     journal_base: tuple[int, bytes] | None = None,
     conflicts: Callable[[Decision], bool] = lambda _: False,
     report: Callable[[str], None] | None = None,
+    open_store: OpenStore = open_bucket,
+    proceed: Proceed = go_on,
 ) -> Origin:
     """Find the folder to build the model from. May download, so call it in a worker thread.
 
@@ -80,7 +85,7 @@ def find_origin(
     one is of a history that the run has left. fresh: ignore our own checkpoints. instance, generation, ends: see `belongs`.
     stored_step: step of the stored model according to the coordinator; None if unknown, then the stored model is read to find
     out. journal_base: step and full digest of a checkpoint of ours that is trusted whatever its generation, because our journal
-    leads from it into the run's history. conflicts: see `belongs`. base, cache, report: see `sources.find`.
+    leads from it into the run's history. conflicts: see `belongs`. base, cache, report, open_store, proceed: see `sources.find`.
     Raises NoModelSource, and ModelError with a message that says what to do.
     """
     report = report or _silence
@@ -91,9 +96,11 @@ def find_origin(
         saved = newest_own(own, run_id, at_most=at_most, trusted=trusted, report=report)
     if is_stored:
         ours = (run_id, instance)
-        return _newer(
-            saved, checkpoint, ours=ours, at_most=at_most, base=base, cache=cache, stored_step=stored_step, report=report
-        )
+
+        def stored() -> Path:
+            return sources.find(checkpoint, base=base, cache=cache, report=report, open_store=open_store, proceed=proceed)
+
+        return _newer(saved, stored, ours=ours, at_most=at_most, stored_step=stored_step, report=report)
 
     if saved is not None:
         return saved
@@ -217,12 +224,10 @@ def _is_end(manifest: CheckpointManifest, ends: Mapping[int, bytes]) -> bool:
 
 def _newer(
     saved: Origin | None,
-    checkpoint: Choice,
+    find: Callable[[], Path],
     *,
     ours: tuple[str, bytes],
     at_most: int,
-    base: Path,
-    cache: Path,
     stored_step: int | None,
     report: Callable[[str], None],
 ) -> Origin:
@@ -230,14 +235,14 @@ def _newer(
 
     A stored model of a step after `at_most` counts as unavailable while we have our own.
 
-    ours: the run's id and instance; the step of a stored model of another run is ignored. Raises ModelError if there is
-    neither.
+    find: finds the stored model. ours: the run's id and instance; the step of a stored model of another run is ignored. Raises
+    ModelError if there is neither.
     """
     if saved is not None and saved.step is not None and stored_step is not None and not saved.step <= stored_step <= at_most:
         return saved  # known without a download
 
     try:
-        folder = sources.find(checkpoint, base=base, cache=cache, report=report)
+        folder = find()
         manifest = read_manifest(folder)
     except ModelError as error:
         if saved is None:

@@ -11,17 +11,22 @@ functions block: call them in a worker thread.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from psyche_core.config.run_config import Choice, LLMConfig
-from psyche_core.errors import ModelError, NoSuchBucket, NoSuchModel, StoreError
+from psyche_core.errors import ModelError, NoSuchBucket, NoSuchModel, PluginFailed, StoreError, UserError
+from psyche_core.interfaces.store import ModelStore, Proceed, go_on
 from psyche_core.storage.checkpoint_names import MANIFEST_FILE
 from psyche_core.storage.folders import resumed_folder, whole_folder
+from psyche_core.storage.model_stores.interface import OpenStore
 from psyche_core.storage.model_stores.url import is_hub_name
-from psyche_core.storage.object_store import ObjectStore, open_bucket
+from psyche_core.storage.object_store import open_bucket
 from psyche_core.text_safety import printable
 from psyche_core.training.checkpoints.listed_files import LIST_FILE, MAX_LIST_BYTES, parse_list, wrong_size
 from psyche_core.training.checkpoints.manifest import MAX_MANIFEST_BYTES, parse_manifest, verify
@@ -31,16 +36,34 @@ DESCRIPTION_PATTERNS = ("*.json", "tokenizer.model", "*.txt", "*.jinja")
 _NO_WEIGHTS = ("*.safetensors.index.json",)
 _HUB_EXTRA = "a model on the Hub needs huggingface_hub: pip install 'psyche-core[train]'"
 
+MAX_WEIGHT_BYTES = 2**40
+MAX_DESCRIPTION_BYTES = 2**30
+"""Longest file of a bucket that is fetched, with weights and without; ours have 5 GB at most."""
+
+_KEEP_ON = (StoreError, OSError, KeyboardInterrupt, asyncio.CancelledError)
+"""What ends a download that can continue later."""
+
 Report = Callable[[str], None]
 """Function that shows a sentence about a long download."""
 
 
-def find(checkpoint: Choice, *, base: Path, cache: Path, weights: bool = True, report: Report | None = None) -> Path:
+def find(
+    checkpoint: Choice,
+    *,
+    base: Path,
+    cache: Path,
+    weights: bool = True,
+    report: Report | None = None,
+    open_store: OpenStore = open_bucket,
+    proceed: Proceed = go_on,
+) -> Path:
     """Return the folder of a checkpoint. Downloads it if necessary.
 
     checkpoint: `model.LLM.checkpoint`. base: folder at which a relative local path starts. cache: folder for downloads from
-    buckets; downloads from the Hub go to the Hub's own cache. weights: False for the description only. Raises NoSuchModel if
-    there is no such checkpoint, and ModelError with a message that says what to do.
+    buckets; downloads from the Hub go to the Hub's own cache. weights: False for the description only. open_store: opens
+    buckets; where a URL may be a plugin's, `plugins.model_stores` has one. proceed: called between the parts of a bucket's files;
+    what it raises ends the download. Raises NoSuchModel if there is no such checkpoint, and ModelError with a message that says
+    what to do.
     """
     settings = checkpoint.settings or {}
     report = report or _silence
@@ -48,7 +71,8 @@ def find(checkpoint: Choice, *, base: Path, cache: Path, weights: bool = True, r
         case "Hub" | "P2P":
             return _hub(settings, base=base, weights=weights, report=report)
         case "Gcs" | "P2PGcs":
-            return _bucket(settings, cache=cache, weights=weights, report=report)
+            opened = _Opened(open_store, report, proceed)
+            return _bucket(settings, cache=cache, weights=weights, opened=opened)
         case _:
             message = (
                 f"a checkpoint of kind {checkpoint.name} names no place to load the model from; "
@@ -139,15 +163,36 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, report: Report)
 # --------------------------------------------------------------------------------------------------------------- buckets
 
 
-def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, report: Report) -> Path:
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """How buckets are opened, what is told of long downloads, and whether to go on with one."""
+
+    open_store: OpenStore
+    report: Report
+    proceed: Proceed
+
+
+def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, opened: _Opened) -> Path:
     bucket, prefix = settings["bucket"], settings.get("prefix", "").strip("/")
-    start = f"{prefix}/" if prefix else ""
     where = f"{bucket}/{prefix}" if prefix else str(bucket)
     try:
-        store = open_bucket(bucket)
+        store = opened.open_store(bucket)
+    except (PluginFailed, UserError) as error:  # a plugin that is missing, or its settings are
+        message = f"the checkpoint in {printable(where)} cannot be opened: {error.sentence}"
+        raise (NoSuchModel if isinstance(error, UserError) else ModelError)(message) from error
+    except StoreError as error:
+        raise _not_downloaded(where, error) from error
+
+    with contextlib.closing(store):
+        return _from_store(store, prefix, where=where, cache=cache, weights=weights, opened=opened)
+
+
+def _from_store(store: ModelStore, prefix: str, *, where: str, cache: Path, weights: bool, opened: _Opened) -> Path:
+    start = f"{prefix}/" if prefix else ""
+    try:
         text = store.get(f"{start}{MANIFEST_FILE}", max_bytes=MAX_MANIFEST_BYTES)
         if text is None:
-            return _without_manifest(store, start, where=where, cache=cache, weights=weights, report=report)
+            return _without_manifest(store, start, where=where, cache=cache, weights=weights, opened=opened)
 
         manifest = parse_manifest(text, source=f"{where}/{MANIFEST_FILE}")
         kind = "whole" if weights else "description"
@@ -156,15 +201,14 @@ def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, report: Rep
             return folder
 
         names = manifest.file_names if weights else tuple(sorted(manifest.files))
-        with resumed_folder(folder, keep_on=(StoreError, OSError, KeyboardInterrupt)) as partial:
-            _download(store, start, names, into=partial, where=where, report=report)
+        with resumed_folder(folder, keep_on=_KEEP_ON) as partial:
+            _download(store, start, names, into=partial, where=where, opened=opened)
             (partial / MANIFEST_FILE).write_bytes(text)
             verify(partial, manifest if weights else manifest.model_copy(update={"tensors": {}}))
     except NoSuchBucket as error:
         raise NoSuchModel(str(error)) from error
     except StoreError as error:
-        message = f"the checkpoint in {where} cannot be downloaded: {error}"
-        raise ModelError(message) from error
+        raise _not_downloaded(where, error) from error
     except OSError as error:
         message = f"the checkpoint in {where} cannot be saved in {cache}: {error.strerror or error}"
         raise ModelError(message) from error
@@ -172,7 +216,11 @@ def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, report: Rep
     return _with_config(folder, where)
 
 
-def _without_manifest(store: ObjectStore, start: str, *, where: str, cache: Path, weights: bool, report: Report) -> Path:
+def _not_downloaded(where: str, error: StoreError) -> ModelError:
+    return ModelError(f"the checkpoint in {where} cannot be downloaded: {error}")
+
+
+def _without_manifest(store: ModelStore, start: str, *, where: str, cache: Path, weights: bool, opened: _Opened) -> Path:
     """Fetch a checkpoint without our manifest, stored by another tool.
 
     With a list of its files, only these weights are fetched, and their sizes compared. Without one we cannot know whether it has
@@ -198,7 +246,7 @@ def _without_manifest(store: ObjectStore, start: str, *, where: str, cache: Path
     if sizes:
         wanted = [name for name in wanted if name in sizes or not name.endswith(".safetensors")]
     with whole_folder(folder) as partial:
-        _download(store, start, wanted, into=partial, where=where, report=report)
+        _download(store, start, wanted, into=partial, where=where, opened=opened)
         other = wrong_size(sizes, {name: (partial / name).stat().st_size for name in wanted}, wanted)
         if other is not None:
             message = f"{other} has not the size that {LIST_FILE} names: it is being replaced; try again later"
@@ -206,7 +254,7 @@ def _without_manifest(store: ObjectStore, start: str, *, where: str, cache: Path
     return folder
 
 
-def _listed(store: ObjectStore, start: str) -> tuple[Mapping[str, int], str]:
+def _listed(store: ModelStore, start: str) -> tuple[Mapping[str, int], str]:
     """The sizes of the listed files, and what distinguishes this list from others; no sizes where the file is no such list."""
     text = store.get(f"{start}{LIST_FILE}", max_bytes=MAX_LIST_BYTES)
     sizes = None if text is None else parse_list(text, start=start)
@@ -216,11 +264,12 @@ def _listed(store: ObjectStore, start: str) -> tuple[Mapping[str, int], str]:
     return sizes, f"listed-{hashlib.sha256(text).hexdigest()[:16]}"
 
 
-def _download(store: ObjectStore, start: str, names: Iterable[str], *, into: Path, where: str, report: Report) -> None:
+def _download(store: ModelStore, start: str, names: Iterable[str], *, into: Path, where: str, opened: _Opened) -> None:
     names = list(names)
     for number, name in enumerate(names, start=1):
-        report(f"downloading {name} of {where}, file {number} of {len(names)}")
-        store.get_file(f"{start}{name}", into / name)
+        opened.report(f"downloading {name} of {where}, file {number} of {len(names)}")
+        most = MAX_WEIGHT_BYTES if name.endswith(".safetensors") else MAX_DESCRIPTION_BYTES
+        store.get_file(f"{start}{name}", into / name, max_bytes=most, proceed=opened.proceed)
 
 
 def _place(cache: Path, where: str, version: str, kind: str) -> Path:

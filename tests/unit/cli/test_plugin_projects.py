@@ -25,6 +25,7 @@ NAMES = {
     "transport": "wires",
     "sharding": "copies",
     "relay": "hop",
+    "store": "shelf",
     "command": "count-events",
 }
 
@@ -122,6 +123,13 @@ def test_a_folder_with_something_in_it_is_left_alone(psyche: Psyche, tmp_path: P
         ("tracker", "Lines", "so it has no capital letters; try lines"),
         ("tracker", "my-lines", "so it has no hyphens; try my_lines"),
         ("sharding", "Mine", "people type the name of a sharding plugin, so it has no capital letters; try mine"),
+        ("store", "Shelf", "people type the name of a store plugin, so it has no capital letters; try shelf"),
+        (
+            "store",
+            "my_shelf",
+            "is the scheme of URLs, of two letters or more, without _, and none of hf, gs, s3, file; got my_shelf",
+        ),
+        ("store", "s3", "and none of hf, gs, s3, file; got s3"),
         ("relay", "Hop", "people type the name of a relay plugin, so it has no capital letters; try hop"),
         ("colour", "mine", "there is no template of the kind colour; there are: optimizer, data, model, tracker, backend,"),
     ],

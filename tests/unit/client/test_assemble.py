@@ -31,6 +31,7 @@ from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.hookspecs import GROUP
 from psyche_core.plugins import PluginRegistry
+from psyche_core.plugins.model_stores import StoreOpener
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
@@ -81,14 +82,16 @@ class Client:
         restorer = open_restorer(client_settings, tell, member=self.key.public, lasting=True)
         if restorer is not None:
             stack.callback(restorer.close)
+        registry = PluginRegistry.discover()
         self.build = ResourcesBuilder(
             client_settings,
-            PluginRegistry.discover(),
+            registry,
             key=self.key,
             stack=stack,
             latest=lambda: self.state,
             report=tell,
             restorer=restorer,
+            stores=StoreOpener(registry),
         )
 
     async def run(self) -> telemetry.Ended:

@@ -10,12 +10,20 @@ from tempfile import TemporaryDirectory
 import anyio
 import pytest
 
-from psyche_core.client.setup.model_store import open_store
+from psyche_core.client.setup import model_store
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ConfigError
+from psyche_core.plugins import PluginRegistry
+from psyche_core.plugins.model_stores import StoreOpener
+from psyche_core.storage.model_stores.interface import CheckpointStore
 from psyche_core.storage.model_stores.stores import BucketStore, FolderStore, HubStore
+
+
+def open_store(settings: ClientSettings, registry: PluginRegistry | None = None) -> CheckpointStore | None:
+    registry = registry or PluginRegistry.discover(entry_points=())
+    return model_store.open_store(settings, registry, StoreOpener(registry))
 
 
 def settings(base: Path, **given: object) -> ClientSettings:

@@ -56,6 +56,7 @@ def train(**given: Any) -> int:
     from psyche_core.cli.screens import open_program_display
     from psyche_core.client.setup.assemble import train_client
     from psyche_core.plugins import PluginRegistry
+    from psyche_core.plugins.model_stores import StoreOpener
     from psyche_core.training.malloc_tuning import keep_freed_memory
 
     keep_freed_memory()
@@ -92,6 +93,7 @@ def train(**given: Any) -> int:
                 report,
                 backend_settings=backend_settings,
                 transport_settings=transport_settings,
+                stores=StoreOpener(registry, given),
                 follow=display.follow,
             )
         )

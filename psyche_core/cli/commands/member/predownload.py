@@ -14,6 +14,7 @@ from psyche_core.errors import ConfigError, NoSuchModel
 
 if TYPE_CHECKING:
     from psyche_core.config.run_config import Choice
+    from psyche_core.plugins import PluginRegistry
 
 _BACKEND = "solana"
 """The backend whose runs can be read without taking part."""
@@ -50,7 +51,10 @@ class _Predownload(PluginOptions):
 )
 @click.option("--model", "model", is_flag=True, help="Get the model, which this command does anyway.")
 @click.option("--eval-tasks", help="Also get the data of these benchmarks, separated by commas; needs the extra `eval`.")
-@click.option("--model-store", help="URL of the model: hf://OWNER/NAME[@REVISION], gs:// or s3://BUCKET/PREFIX, file:///FOLDER.")
+@click.option(
+    "--model-store",
+    help="URL of the model: hf://OWNER/NAME[@REVISION], gs:// or s3://BUCKET/PREFIX, file:///FOLDER, or a plugin's.",
+)
 @click.option("--hub-repo", help="Repository of the Hub, or a local folder.")
 @click.option("--revision", help="Commit, branch or tag of that repository.")
 @click.option("--gcs-bucket", help="Bucket of Google Cloud Storage; s3://NAME for one of S3.")
@@ -76,10 +80,12 @@ def predownload(
     gcs_prefix: str | None,
     cache_dir: Path | None,
     base: Path | None,
-    **of_backend: Any,
+    **of_plugins: Any,
 ) -> None:
     """Download and verify a model now, so that joining its run later needs no download."""
     from psyche_core.config.run_config import Choice, load_run_file
+    from psyche_core.plugins import PluginRegistry
+    from psyche_core.plugins.model_stores import StoreOpener, store_schemes
     from psyche_core.storage.model_stores.url import parse_model_url
     from psyche_core.storage.scratch import default_folder
     from psyche_core.text_safety import printable
@@ -97,13 +103,14 @@ def predownload(
         message = "--revision needs --hub-repo, and --gcs-prefix needs --gcs-bucket"
         raise ConfigError(message)
 
+    registry = PluginRegistry.discover()
     if state is not None:
         checkpoint = load_run_file(state).model.LLM.checkpoint
     elif run_id is not None:
         assert backend is not None, "parse_args adds it"
-        checkpoint = _of_run(run_id, backend, of_backend)
+        checkpoint = _of_run(run_id, backend, registry, of_plugins)
     elif model_store is not None:
-        checkpoint = parse_model_url(model_store).checkpoint()
+        checkpoint = parse_model_url(model_store, schemes=store_schemes(registry)).checkpoint()
     elif hub_repo is not None:
         checkpoint = Choice("Hub", {"repo_id": hub_repo, **({} if revision is None else {"revision": revision})})
     else:
@@ -118,6 +125,7 @@ def predownload(
         base=base or (Path.cwd() if state is None else state.parent),
         cache=cache_dir or default_folder(),
         report=lambda sentence: click.echo(printable(sentence), err=True),
+        open_store=StoreOpener(registry, of_plugins),
     )
     manifest = read_manifest(folder)
     if manifest is None and not any(folder.iterdir()):
@@ -133,15 +141,14 @@ def predownload(
     click.echo(f"{what} ({size}, verified with its manifest) is in {printable(str(folder))}")
 
 
-def _of_run(run_id: str, name: str, given: dict[str, Any]) -> Choice:
+def _of_run(run_id: str, name: str, registry: PluginRegistry, given: dict[str, Any]) -> Choice:
     """The checkpoint of a run that a backend knows: where its first model is, or the one stored last. Raises UserError."""
     import anyio
 
     from psyche_core.config.options.loading import load_settings
     from psyche_core.coordinator.checkpoints import loaded_from_hub
-    from psyche_core.plugins import PluginRegistry
 
-    backend = PluginRegistry.discover().load("backend", name)
+    backend = registry.load("backend", name)
     if backend.read_model is None:
         message = f"the backend {name} cannot say what a run's model is; use --state FILE or --model-store URL"
         raise ConfigError(message)
