@@ -1,5 +1,6 @@
 """Every check that a transport must pass, over a real Redis of this machine."""
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
@@ -19,6 +20,7 @@ from psyche_core.wire.signing import SecretKey
 class TestRedis(TransportConformance):
     capabilities = frozenset({"checked-messages"})
     timeout = 10
+    can_cut = True
     runs: ClassVar = count()
 
     @pytest.fixture(autouse=True)
@@ -36,6 +38,19 @@ class TestRedis(TransportConformance):
             for endpoint in mesh:
                 await endpoint.set_peers({other.peer_id: other.address for other in mesh if other is not endpoint})
             yield mesh
+
+
+    def cut(self, one: Transport, other: Transport) -> None:
+        """One Redis cannot be cut for two members only, so they turn deaf to each other."""
+        for deaf, peer in ((one, other), (other, one)):
+            meeting = deaf._meeting
+            meeting._refused_until[peer.peer_id] = math.inf
+            meeting._end([link for link in meeting._all() if link.peer == peer.peer_id])
+
+    def mend(self, one: Transport, other: Transport) -> None:
+        for deaf, peer in ((one, other), (other, one)):
+            del deaf._meeting._refused_until[peer.peer_id]
+            deaf._meeting._greet_now.set()
 
 
 class TestRegistration(RegistrationConformance):
