@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from psyche_core.hookspecs import TransportContext, TransportRegistration, hookimpl
 from psyche_core.interfaces import Transport
-
 from psyche_transport_redis.settings import RedisSettings
 
 PSYCHE_PLUGIN_API = "1.0"

@@ -20,13 +20,13 @@ from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
+from redis.asyncio import Redis
+
 from psyche_core.errors import WireError
 from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES
 from psyche_core.p2p.fetch_plan import Answer
 from psyche_core.p2p.message_log import PREFIX_BYTES, LogEntry, MessageLog
 from psyche_core.wire.codec import decode, encode
-from redis.asyncio import Redis
-
 from psyche_transport_redis.frames import MAX_FRAME_BYTES, LinkKeys, Names
 from psyche_transport_redis.server import RedisLost, Server
 from psyche_transport_redis.uploads import Traffic

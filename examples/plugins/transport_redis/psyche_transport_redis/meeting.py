@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 import anyio
-from psyche_core.errors import WireError
-from psyche_core.wire.signing import SecretKey
 from redis.asyncio import Redis
 
+from psyche_core.errors import WireError
+from psyche_core.wire.signing import SecretKey
 from psyche_transport_redis.frames import MAX_HELLO_BYTES, NONCE_BYTES, LinkKeys, hello, read_hello
 from psyche_transport_redis.link import FRAMES_AT_ONCE, Link, Owner
 from psyche_transport_redis.server import WAIT_SECONDS, RedisLost
@@ -95,7 +95,7 @@ class Meeting:
         """Wait until the links that were ended have said goodbye. Nobody needs to leave a hello here any more."""
         for link in list(self._running):
             await link.ended.wait()
-        await self._owner.server.run(lambda redis: redis.unlink(self._door))
+        await self._owner.server.run(lambda redis: redis.unlink(self._door, self._owner.names.probe(self._key.public)))
 
     async def _read_one(self, names: Sequence[str], inboxes: dict[str, Link]) -> None:
         server = self._owner.server

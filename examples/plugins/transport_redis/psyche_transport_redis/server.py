@@ -14,14 +14,14 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 import anyio
-from psyche_core.errors import TransportError
-from psyche_core.text_safety import printable
 from redis.asyncio import Redis
 from redis.asyncio.connection import BlockingConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from psyche_core.errors import TransportError
+from psyche_core.text_safety import printable
 from psyche_transport_redis.settings import RedisSettings
 
 CONNECTIONS = 16

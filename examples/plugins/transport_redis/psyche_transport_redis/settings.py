@@ -38,7 +38,9 @@ class RedisSettings(BaseModel):
     redis_payload_seconds: int = Field(
         default=120, ge=5, le=86_400, description="Seconds after which Redis drops a payload that nobody asked for again."
     )
-    redis_connect_seconds: float = Field(default=5.0, ge=0.1, le=300.0, description="Seconds that a connection to Redis may take.")
+    redis_connect_seconds: float = Field(
+        default=5.0, ge=0.1, le=300.0, description="Seconds that a connection to Redis may take."
+    )
     redis_answer_seconds: float = Field(
         default=10.0, ge=0.1, le=300.0, description="Seconds that Redis may take to answer before its connection counts as lost."
     )

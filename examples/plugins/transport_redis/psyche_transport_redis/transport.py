@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import anyio
 import anyio.to_thread
+
 from psyche_core.errors import BlobNotFound, BlobRejected, TransportError, WireError
 from psyche_core.hookspecs import TransportContext
 from psyche_core.interfaces.transport import Incoming, Opened, Transport, TransportStats
@@ -21,7 +22,6 @@ from psyche_core.p2p.blob_store import BlobStore, sha256
 from psyche_core.p2p.fetch_plan import Answer, FetchPlan
 from psyche_core.p2p.message_log import MessageLog, Verdict
 from psyche_core.p2p.offers import Offer, OfferBook
-
 from psyche_transport_redis.frames import Names
 from psyche_transport_redis.meeting import Meeting
 from psyche_transport_redis.server import RedisLost, Server

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from psyche_core.testing.ports import free_port
 
 PROGRAM = shutil.which("redis-server")
@@ -22,10 +23,27 @@ class RedisProcess:
         self._folder = folder
         self._process: subprocess.Popen[str] | None = None
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Return once it takes connections."""
         assert PROGRAM is not None
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(self._folder)]
+        options = [
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            str(self._folder),
+        ]
         self._process = subprocess.Popen([PROGRAM, *options], stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         said = []

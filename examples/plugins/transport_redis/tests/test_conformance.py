@@ -39,7 +39,6 @@ class TestRedis(TransportConformance):
                 await endpoint.set_peers({other.peer_id: other.address for other in mesh if other is not endpoint})
             yield mesh
 
-
     def cut(self, one: Transport, other: Transport) -> None:
         """One Redis cannot be cut for two members only, so they turn deaf to each other."""
         for deaf, peer in ((one, other), (other, one)):
