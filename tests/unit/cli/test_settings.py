@@ -61,12 +61,12 @@ def test_a_plugins_plain_model_is_read_from_the_environment_too(monkeypatch: pyt
     assert load_settings(Plain, {"shelf_file": None}) == Plain(shelf_file=Path("there"), shelf_seconds=2.5)
     assert load_settings(Plain, {"shelf_seconds": 1.0}).shelf_seconds == 1.0
     monkeypatch.setenv("PSYCHE_SHELF_SECONDS", "0")
-    with pytest.raises(ConfigError, match="^PSYCHE_SHELF_SECONDS: got '0'; "):
+    with pytest.raises(ConfigError, match=r"^PSYCHE_SHELF_SECONDS: got '0'; "):
         load_settings(Plain, {})
     monkeypatch.setenv("PSYCHE_SHELF_SECONDS", "")
     assert load_settings(Plain, {}).shelf_seconds == 1.0
     monkeypatch.setenv("PSYCHE_SHELF_FILE", "")
-    with pytest.raises(ConfigError, match="^PSYCHE_SHELF_FILE: the path is empty"):
+    with pytest.raises(ConfigError, match=r"^PSYCHE_SHELF_FILE: the path is empty"):
         load_settings(Plain, {})
 
 

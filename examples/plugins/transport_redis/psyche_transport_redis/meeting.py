@@ -1,8 +1,8 @@
 """How members find each other in Redis: everybody has a door, a list where others leave their hello.
 
-A hello offers a nonce for one link. Who gets the hello of a member that it is not linked with answers with its own; the two nonces
-name the link. Nobody can pretend to be somebody by repeating what was said before: a link takes the place of another only when a
-frame has come that is signed over our nonce.
+A hello offers a nonce for one link. Who gets the hello of a member that it is not linked with answers with its own; the two
+nonces name the link. Nobody can pretend to be somebody by repeating what was said before: a link takes the place
+of another only when a frame has come that is signed over our nonce.
 """
 
 from __future__ import annotations

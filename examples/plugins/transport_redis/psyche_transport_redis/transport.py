@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import anyio
@@ -267,10 +268,8 @@ class RedisTransport(Transport):
 
     async def _tidy(self) -> None:
         """Remove from Redis what has expired here."""
-        try:
+        with suppress(RedisLost):  # which drops that after a while
             await self._uploads.keep_only(lambda name: name in self._blobs or self._offers.get(name) is not None)
-        except RedisLost:
-            pass  # it drops that after a while
 
     # ------------------------------------------------------------------------------------------ tasks
 

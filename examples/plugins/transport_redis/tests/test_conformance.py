@@ -9,6 +9,8 @@ from typing import ClassVar
 import pytest
 from psyche_transport_redis.hooks import create
 from psyche_transport_redis.settings import RedisSettings
+from psyche_transport_redis.transport import RedisTransport
+from redis_process import RedisProcess
 
 from psyche_core.hookspecs import TransportContext
 from psyche_core.interfaces import Transport
@@ -24,7 +26,7 @@ class TestRedis(TransportConformance):
     runs: ClassVar = count()
 
     @pytest.fixture(autouse=True)
-    def _where(self, redis_server) -> None:
+    def _where(self, redis_server: RedisProcess) -> None:
         self.settings = RedisSettings(redis_url=redis_server.url)
 
     @asynccontextmanager
@@ -42,12 +44,14 @@ class TestRedis(TransportConformance):
     def cut(self, one: Transport, other: Transport) -> None:
         """One Redis cannot be cut for two members only, so they turn deaf to each other."""
         for deaf, peer in ((one, other), (other, one)):
+            assert isinstance(deaf, RedisTransport)
             meeting = deaf._meeting
             meeting._refused_until[peer.peer_id] = math.inf
             meeting._end([link for link in meeting._all() if link.peer == peer.peer_id])
 
     def mend(self, one: Transport, other: Transport) -> None:
         for deaf, peer in ((one, other), (other, one)):
+            assert isinstance(deaf, RedisTransport)
             del deaf._meeting._refused_until[peer.peer_id]
             deaf._meeting._greet_now.set()
 
