@@ -213,9 +213,7 @@ async def test_a_payload_that_somebody_changed_is_refused(redis_server: RedisPro
             await fetched(third, blob_hash, one)
 
 
-async def test_junk_and_hellos_of_before_bring_nobody_in_and_keep_nobody_out(
-    redis_server: RedisProcess, redis: Redis
-) -> None:
+async def test_junk_and_hellos_of_before_bring_nobody_in_and_keep_nobody_out(redis_server: RedisProcess, redis: Redis) -> None:
     async with mesh(redis_server) as (one, other):
         await connected((one, other))
         stranger = SecretKey(bytes([9]) * 32)
