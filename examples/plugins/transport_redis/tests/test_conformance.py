@@ -7,9 +7,9 @@ from itertools import count
 from typing import ClassVar
 
 import pytest
-from psyche_transport_redis.hooks import create
-from psyche_transport_redis.settings import RedisSettings
-from psyche_transport_redis.transport import RedisTransport
+from psyche_p2p_redis.hooks import create
+from psyche_p2p_redis.settings import RedisSettings
+from psyche_p2p_redis.transport import RedisTransport
 from redis_process import RedisProcess
 
 from psyche_core.hookspecs import TransportContext

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psyche_core.hookspecs import TransportContext, TransportRegistration, hookimpl
 from psyche_core.interfaces import Transport
-from psyche_transport_redis.settings import RedisSettings
+from psyche_p2p_redis.settings import RedisSettings
 
 PSYCHE_PLUGIN_API = "1.0"
 
@@ -18,6 +18,6 @@ def psyche_register_transports() -> list[TransportRegistration]:
 
 def create(context: TransportContext) -> Transport:
     """An endpoint; context.settings is a validated RedisSettings, or None for the defaults."""
-    from psyche_transport_redis.transport import RedisTransport
+    from psyche_p2p_redis.transport import RedisTransport
 
     return RedisTransport(context)

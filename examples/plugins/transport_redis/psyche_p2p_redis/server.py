@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from psyche_core.errors import TransportError
 from psyche_core.text_safety import printable
-from psyche_transport_redis.settings import RedisSettings
+from psyche_p2p_redis.settings import RedisSettings
 
 CONNECTIONS = 16
 """Most connections of one member, besides the one that waits for what comes."""
@@ -133,7 +133,9 @@ class Server:
         self._tell_lost()
 
     def _sentence(self, error: Exception) -> str:
-        cause = printable(str(error) or type(error).__name__, at_most=200).rstrip(".")
+        # redis-py puts the command in front, with all that it carries, and makes a tuple of the rest.
+        said = str(error).rpartition("caused error: ")[2].removeprefix('("').removesuffix('",)')
+        cause = printable(said or type(error).__name__, at_most=200).rstrip(".")
         return f"Redis at {self.where} cannot be used: {cause}; see that it runs and takes writes, or give another --redis-url"
 
 

@@ -27,9 +27,9 @@ from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES
 from psyche_core.p2p.fetch_plan import Answer
 from psyche_core.p2p.message_log import PREFIX_BYTES, LogEntry, MessageLog
 from psyche_core.wire.codec import decode, encode
-from psyche_transport_redis.frames import MAX_FRAME_BYTES, LinkKeys, Names
-from psyche_transport_redis.server import RedisLost, Server
-from psyche_transport_redis.uploads import Traffic
+from psyche_p2p_redis.frames import MAX_FRAME_BYTES, LinkKeys, Names
+from psyche_p2p_redis.server import RedisLost, Server
+from psyche_p2p_redis.uploads import Traffic
 
 FRAMES_AT_ONCE = 64
 MAX_QUEUED = 1024

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import anyio
 from redis.asyncio import Redis
 
-from psyche_transport_redis.frames import Names
-from psyche_transport_redis.server import Server
-from psyche_transport_redis.settings import RedisSettings
+from psyche_p2p_redis.frames import Names
+from psyche_p2p_redis.server import Server
+from psyche_p2p_redis.settings import RedisSettings
 
 PART_BYTES = 2**20
 """Of one key: Redis does nothing else while it handles one, and cannot have one of more than 512 MiB."""

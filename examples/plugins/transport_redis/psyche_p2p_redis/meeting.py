@@ -17,9 +17,9 @@ from redis.asyncio import Redis
 
 from psyche_core.errors import WireError
 from psyche_core.wire.signing import SecretKey
-from psyche_transport_redis.frames import MAX_HELLO_BYTES, NONCE_BYTES, LinkKeys, hello, read_hello
-from psyche_transport_redis.link import FRAMES_AT_ONCE, Link, Owner
-from psyche_transport_redis.server import WAIT_SECONDS, RedisLost
+from psyche_p2p_redis.frames import MAX_HELLO_BYTES, NONCE_BYTES, LinkKeys, hello, read_hello
+from psyche_p2p_redis.link import FRAMES_AT_ONCE, Link, Owner
+from psyche_p2p_redis.server import WAIT_SECONDS, RedisLost
 
 DOOR_SECONDS = 30
 MAX_AT_THE_DOOR = 1024

@@ -23,11 +23,11 @@ from psyche_core.p2p.blob_store import BlobStore, sha256
 from psyche_core.p2p.fetch_plan import Answer, FetchPlan
 from psyche_core.p2p.message_log import MessageLog, Verdict
 from psyche_core.p2p.offers import Offer, OfferBook
-from psyche_transport_redis.frames import Names
-from psyche_transport_redis.meeting import Meeting
-from psyche_transport_redis.server import RedisLost, Server
-from psyche_transport_redis.settings import RedisSettings
-from psyche_transport_redis.uploads import Traffic, Uploads
+from psyche_p2p_redis.frames import Names
+from psyche_p2p_redis.meeting import Meeting
+from psyche_p2p_redis.server import RedisLost, Server
+from psyche_p2p_redis.settings import RedisSettings
+from psyche_p2p_redis.uploads import Traffic, Uploads
 
 BLOBS_AT_ONCE = 8
 """Blobs that are read for members at the same time, which bounds the memory."""
