@@ -229,8 +229,8 @@ class Link:
             return int((await pipe.execute())[0])
 
         self._sent += len(frames)
+        self._owner.traffic.sent += sum(map(len, frames))  # before: the peer may have them before we are told
         queued = await self._owner.server.run(work)
-        self._owner.traffic.sent += sum(map(len, frames))
         while queued > MAX_QUEUED:
             await anyio.sleep(FULL_SECONDS)
             queued = await self._owner.server.run(self._length)
