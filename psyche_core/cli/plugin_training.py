@@ -124,10 +124,11 @@ def try_training(
         )
         if kind == "sharding":
             return _divide(folder, name, tell)
-        options = {"backend": ("--backend", name), "tracker": ("--tracker", name)}.get(kind, ())
-        variables = {"PSYCHE_TRANSPORT": name} if kind == "transport" else {}
+        options: tuple[str, ...] = ()
+        variables: dict[str, str] = {}
         if kind in ("backend", "transport", "tracker"):
-            variables |= {f"PSYCHE_{key.upper()}": _word(value) for key, value in settings.items()}
+            options = (f"--{kind}", name)
+            variables = {f"PSYCHE_{key.upper()}": _word(value) for key, value in settings.items()}
         return _meet(folder, options, variables, tell, base=inside or folder, where=Path.cwd() if settings else folder)
 
 

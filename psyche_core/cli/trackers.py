@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic import BaseModel
 
+from psyche_core.cli.options import option_words
 from psyche_core.config.options.loading import load_settings
 from psyche_core.telemetry.sinks import Sink
 
@@ -75,16 +75,7 @@ def tracker_words(names: Sequence[str], given: Mapping[str, Any], registry: Plug
     words: list[str] = []
     for name, _ in _makers(names, given, registry):
         words += ["--tracker", name]
-        settings = _settings(registry.load("tracker", name).settings, given)
-        for field, value in {} if settings is None else settings.model_dump(exclude_defaults=True).items():
-            option = field.replace("_", "-")
-            match value:
-                case bool():
-                    words.append(f"--{option}" if value else f"--no-{option}")
-                case Path():
-                    words += [f"--{option}", str(value.absolute())]
-                case _:
-                    words += [f"--{option}", str(value)]
+        words += option_words(_settings(registry.load("tracker", name).settings, given))
     return words
 
 

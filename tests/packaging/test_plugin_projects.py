@@ -104,8 +104,8 @@ def test_it_trains(projects: Installed, kind: str) -> None:
 @pytest.mark.soak
 def test_a_backend_and_a_transport_train_together(projects: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server and two members, each a process, that know each other by nothing but the two plugins."""
-    monkeypatch.setenv("PSYCHE_TRANSPORT", "wires")
-    command = ("testnet", "start", "--config-path", "run", "--num-clients", "2", "--backend", "shelf")
+    monkeypatch.setenv("PSYCHE_DISABLE_PLUGINS", "transport.quic")  # nobody can meet in another way
+    command = ("testnet", "start", "--config-path", "run", "--num-clients", "2", "--backend", "shelf", "--transport", "wires")
     required = ("--require-steps", "40", "--require-epochs", "2", "--time-limit", "240", "--logs", "none")
     done = projects.run("backend", "psyche_core", *command, "--out", tmp_path / "out", *required)
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from psyche_core.cli.lazy import WholeSummaries, example
-from psyche_core.cli.options import TrackerOptions, settings_options
+from psyche_core.cli.options import TestnetOptions, option_words, settings_options
 from psyche_core.cli.program import log_to_stderr, run_program
 from psyche_core.cli.trackers import tracker_words
 from psyche_core.config.options.loading import load_settings
@@ -19,6 +20,7 @@ from psyche_core.config.options.testnet import TestnetSettings
 
 if TYPE_CHECKING:
     from psyche_core.config.run_config import RunFile
+    from psyche_core.plugins import PluginRegistry
 
 
 @click.group(cls=WholeSummaries, context_settings={"max_content_width": 110})
@@ -27,7 +29,7 @@ def testnet() -> None:
 
 
 @testnet.command(
-    cls=TrackerOptions,
+    cls=TestnetOptions,
     epilog=example(
         "psyche testnet start --num-clients 3 --config-path examples/local_testnet --web-port 8420",
         note="The folder given with --out then contains report.json, loss.png, events/, logs/ and the checkpoint.",
@@ -76,6 +78,7 @@ def start(**given: Any) -> int:
         raise UserError(message)
     member_options = None if testnet is None else testnet.member_options
     trackers = tracker_words(settings.tracker, given, registry)
+    transport = transport_words(settings.transport, given, registry)
     page = page_of_folder(
         settings.web_port, host=settings.web_host, per_address=settings.web_per_address, token_file=settings.token_file
     )
@@ -90,9 +93,24 @@ def start(**given: Any) -> int:
             lose_route=lose_route,
             beside=page,
             screen=screen,
-            further_options=trackers,
+            further_options=[*transport, *trackers],
         )
     )
+
+
+def transport_words(name: str, given: Mapping[str, Any], registry: PluginRegistry) -> list[str]:
+    """The options that make a client use a transport, with its settings.
+
+    given: all options of the command, those of the transport among them. Raises UserError for a transport that is not there and
+    for settings that cannot work.
+    """
+    cls = registry.load("transport", name).settings
+    if cls is None:
+        return ["--transport", name]
+
+    of_ours = TestnetSettings.model_fields  # an option of the testnet's own is not the transport's, though it has its name
+    settings = load_settings(cls, {field: given[field] for field in cls.model_fields if field in given and field not in of_ours})
+    return ["--transport", name, *option_words(settings)]
 
 
 def begun_with(run: RunFile, model: str, *, base: Path) -> RunFile:

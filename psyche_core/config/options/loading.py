@@ -8,6 +8,7 @@ whatever its source.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
@@ -45,15 +46,25 @@ _Settings = TypeVar("_Settings", bound=BaseModel)
 def load_settings(cls: type[_Settings], given: dict[str, Any]) -> _Settings:
     """Return settings from explicit arguments and the environment.
 
-    given: values by field name; None means not given, and so does an empty tuple. Raises ConfigError that names each value that
-    breaks a rule, the rule, and the source of the value.
+    given: values by field name; None means not given, and so does an empty tuple. A class of pydantic-settings reads the
+    environment as it says itself; of a plain pydantic model each field that is not given is read from PSYCHE_<FIELD>. Raises
+    ConfigError that names each value that breaks a rule, the rule, and the source of the value.
     """
     explicit = {name: value for name, value in given.items() if value is not None and value != ()}
     _refuse_empty_paths(cls, explicit)
     try:
-        return cls(**explicit)
+        return cls(**_from_environment(cls, explicit), **explicit)
     except ValidationError as error:
         raise ConfigError("; ".join(_sentence(dict(problem), explicit) for problem in error.errors())) from None
+
+
+def _from_environment(cls: type[BaseModel], explicit: Mapping[str, Any]) -> dict[str, str]:
+    """What the environment says of fields that were not given; nothing of a class that reads it itself. Empty is not set."""
+    if issubclass(cls, BaseSettings):
+        return {}
+
+    variables = {name: ENVIRONMENT_PREFIX + name.upper() for name in cls.model_fields if name not in explicit}
+    return {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}
 
 
 def _refuse_empty_paths(cls: type[BaseModel], explicit: dict[str, Any]) -> None:
@@ -63,7 +74,7 @@ def _refuse_empty_paths(cls: type[BaseModel], explicit: dict[str, Any]) -> None:
             continue
 
         variable = ENVIRONMENT_PREFIX + name.upper()
-        read = issubclass(cls, BaseSettings) and name not in explicit
+        read = name not in explicit
         if explicit.get(name) == "" or (read and os.environ.get(variable) == ""):
             message = f"{variable if read else '--' + name.replace('_', '-')}: {EMPTY_PATH}"
             raise ConfigError(message)

@@ -26,6 +26,9 @@ class TestnetSettings(ProgramSettings):
     )
     num_clients: int = Field(ge=1, le=256, json_schema_extra=groups.RUN, description="Client processes to start.")
     backend: str = Field(default="tcp", json_schema_extra=groups.RUN, description="Coordinator backend to host, by plugin name.")
+    transport: str = Field(
+        default="quic", json_schema_extra=groups.NETWORK, description="Transport between the clients, by plugin name."
+    )
     server_port: int = Field(
         default=20000, ge=0, le=65535, json_schema_extra=groups.NETWORK, description="Port of the server; 0 picks a free one."
     )

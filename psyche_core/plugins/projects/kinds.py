@@ -101,7 +101,7 @@ KNOWN: Mapping[str, Kind] = MappingProxyType(
                 "All members of a run use the same transport: `psyche client train --transport $name …`. Nothing is encrypted; "
                 "use it where you trust the network."
             ),
-            train=f"PSYCHE_TRANSPORT=$name {_TESTNET}",
+            train=f"{_TESTNET} --transport $name",
         ),
         "sharding": Kind(
             dependencies=_TORCH,

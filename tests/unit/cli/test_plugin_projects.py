@@ -73,7 +73,7 @@ def test_a_command_line_names_the_plugin(tmp_path: Path, kind: str) -> None:
     text = (folder / "run" / "state.toml").read_text()
     first, readme = text.splitlines()[0], (folder / "README.md").read_text()
     train = first.removeprefix("# Trains on this machine alone: ")
-    words = {"backend": "--backend shelf-2", "transport": "PSYCHE_TRANSPORT=wires psyche", "sharding": "--sharding copies"}
+    words = {"backend": "--backend shelf-2", "transport": "--transport wires", "sharding": "--sharding copies"}
     assert words[kind] in train
     assert f"    {train}\n" in readme
     run = parse_run_file(text, source="state.toml")

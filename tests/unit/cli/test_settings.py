@@ -48,6 +48,28 @@ def test_an_argument_given_as_false_beats_the_environment(monkeypatch: pytest.Mo
     assert settings.withdraw_on_disconnect is False
 
 
+class Plain(BaseModel):
+    """Settings of a plugin that knows nothing of the environment."""
+
+    shelf_file: Path = Path("shelf")
+    shelf_seconds: float = Field(default=1.0, ge=0.5)
+
+
+def test_a_plugins_plain_model_is_read_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSYCHE_SHELF_SECONDS", "2.5")
+    monkeypatch.setenv("PSYCHE_SHELF_FILE", "there")
+    assert load_settings(Plain, {"shelf_file": None}) == Plain(shelf_file=Path("there"), shelf_seconds=2.5)
+    assert load_settings(Plain, {"shelf_seconds": 1.0}).shelf_seconds == 1.0
+    monkeypatch.setenv("PSYCHE_SHELF_SECONDS", "0")
+    with pytest.raises(ConfigError, match=r"^PSYCHE_SHELF_SECONDS: got '0'; "):
+        load_settings(Plain, {})
+    monkeypatch.setenv("PSYCHE_SHELF_SECONDS", "")
+    assert load_settings(Plain, {}).shelf_seconds == 1.0
+    monkeypatch.setenv("PSYCHE_SHELF_FILE", "")
+    with pytest.raises(ConfigError, match=r"^PSYCHE_SHELF_FILE: the path is empty"):
+        load_settings(Plain, {})
+
+
 def test_a_variable_without_the_prefix_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEVICE", "cuda")
     monkeypatch.setenv("BACKEND", "other")

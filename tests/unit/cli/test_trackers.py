@@ -15,8 +15,9 @@ import pytest
 
 from plugins.tracker_tensorboard.tests.board_files import read as read_tensorboard
 from plugins.tracker_wandb.tests.offline_files import read_all as read_wandb
+from psyche_core.cli.commands.testnet import transport_words
 from psyche_core.cli.trackers import tracker_words
-from psyche_core.errors import ConfigError
+from psyche_core.errors import ConfigError, UserError
 from psyche_core.plugins import PluginRegistry
 from tests.unit.cli.conftest import Psyche
 
@@ -166,3 +167,23 @@ def test_a_testnet_hands_its_trackers_on(tmp_path: Path, monkeypatch: pytest.Mon
     ]
     with pytest.raises(ConfigError, match="--wandb-mode"):
         tracker_words(["wandb"], {"wandb_mode": "x"}, registry)
+
+
+def test_a_testnet_hands_its_transport_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PSYCHE_IROH_RELAY_TOKEN", raising=False)
+    monkeypatch.setenv("PSYCHE_IROH_DISCOVERY", "off")
+    registry = PluginRegistry.discover()
+    given = {"advertise_address": "192.0.2.1:4", "device": "cpu"}
+    words = ["--transport", "quic", "--iroh-discovery", "off", "--advertise-address", "192.0.2.1:4"]
+    assert transport_words("quic", given, registry) == words
+    assert transport_words("memory", given, registry) == ["--transport", "memory"]
+    with pytest.raises(UserError, match="no transport plugin is named wires"):
+        transport_words("wires", given, registry)
+
+
+def test_a_testnet_refuses_a_transport_that_is_not_there(psyche: Psyche, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also one of the environment: so far a testnet trained with the usual one instead."""
+    monkeypatch.setenv("PSYCHE_TRANSPORT", "wires")
+    config = Path(__file__).parents[3] / "examples" / "local_testnet"
+    result = psyche("testnet", "start", "--config-path", config, "--num-clients", "3", "--out", tmp_path / "out")
+    assert (result.code, "no transport plugin is named wires" in result.err) == (2, True)
