@@ -121,6 +121,8 @@ def test_first_party_models_can_be_divided() -> None:
 class LostTrainer:
     """Its ranks are gone."""
 
+    vocab_size = 256
+
     def train(self, step: int, samples: Any) -> Any:
         message = "rank 1 (process 7) was ended by SIGKILL"
         raise RanksLost(message)

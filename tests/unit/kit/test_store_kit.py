@@ -54,7 +54,7 @@ class Memory(ModelStore):
                 self.files[name] = written
         if self.fault == "keeps the first" and name in self.files:
             return
-        if self.fault == "appends":
+        if self.fault == "appends" and len(written) < 1000:  # longer ones would grow without an end
             written = self.files.get(name, b"") + written
         self.files[name] = written
 
@@ -158,7 +158,7 @@ def run(conformance: _Tests, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_a_fault_is_a_sentence(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit, "TIMEOUT", 10.0)
+    monkeypatch.setattr(kit, "TIMEOUT", 3.0)
     conformance = TestMemory()
     registration = ModelStoreRegistration(name="memory", summary="a dict", create=lambda context: Memory(context, fault))
     monkeypatch.setattr(TestMemory, "registration", registration)
