@@ -72,7 +72,7 @@ class WebDav(ModelStore):
             length = {"Content-Length": str(size)}
             self._ask("PUT", self._url(unfinished), what, headers=length, content=_parts(path, size, proceed))
             target = {"Destination": self._url(name), "Overwrite": "T"}
-            self._ask("MOVE", self._url(unfinished), what, headers=target)
+            self._ask_again("MOVE", self._url(unfinished), what, headers=target)
         except BaseException as error:
             with contextlib.suppress(StoreError):
                 self._ask("DELETE", self._url(unfinished), what, also=(404,))
@@ -177,11 +177,21 @@ class WebDav(ModelStore):
         if not path or path in self._made:
             return
         url, what = f"{self._origin}{quote(path)}/", f"make the folder {path}"
-        answer = self._ask("MKCOL", url, what, also=(405, 409))  # it is there; there is nothing above it
+        answer = self._ask_again("MKCOL", url, what, also=(405, 409))  # it is there; there is nothing above it
         if answer.status_code == 409:
             self._make(path.rpartition("/")[0])
-            self._ask("MKCOL", url, what, also=(405,))
+            self._ask_again("MKCOL", url, what, also=(405,))
         self._made.add(path)
+
+    def _ask_again(
+        self, method: str, url: str, what: str, *, headers: dict[str, str] | None = None, also: Sequence[int] = ()
+    ) -> httpx.Response:
+        """Ask up to three times: some servers answer 500 if somebody else makes or moves the same name at the same moment."""
+        for _ in range(2):
+            answer = self._ask(method, url, what, headers=headers, also=(*also, 500))
+            if answer.status_code != 500:
+                return answer
+        return self._ask(method, url, what, headers=headers, also=also)
 
     def _ask(
         self,
