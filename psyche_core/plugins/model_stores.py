@@ -7,13 +7,12 @@ the rest of the program can trust it, and what goes wrong names the plugin, its 
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, load_settings
+from psyche_core.config.options.loading import load_settings
 from psyche_core.errors import PluginFailed, StoreError
 from psyche_core.hookspecs import ModelStoreContext, ModelStoreRegistration
 from psyche_core.interfaces.store import ModelStore, Proceed, is_name
@@ -86,8 +85,7 @@ class StoreOpener:
         if cls is None:
             return None
         explicit = {name: self._given[name] for name in cls.model_fields if self._given.get(name) is not None}
-        variables = {name: os.environ.get(ENVIRONMENT_PREFIX + name.upper()) for name in cls.model_fields}
-        return load_settings(cls, {**{name: value for name, value in variables.items() if value}, **explicit})
+        return load_settings(cls, explicit)
 
 
 def _problem_of(store: ModelStore) -> str:
