@@ -1,7 +1,7 @@
 """Evaluations of a client while it trains: a thread of low priority that works whenever the trainer does not need the model.
 
-Prompts are answered at most every PROMPT_SECONDS and once more at the end; tasks are measured over and over, each time
-completely. A task that fails is reported once and left out from then on; training never notices.
+Prompts are answered by the first model, then at most every PROMPT_SECONDS, and once more at the end; tasks are measured over
+and over, each time completely. A task that fails is reported once and left out from then on; training never notices.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class InRunEvaluator:
 
     def start(self) -> None:
         """Begin; the model may be loaded later."""
+        if not self._plan.prompts:
+            self._spare.note_first_seen()  # tasks take too long for anybody to wait for them
         self._thread.start()
 
     def answer_last(self, seconds: float) -> None:
@@ -78,8 +80,8 @@ class InRunEvaluator:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):  # Linux has priorities of threads
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        if not self._plan.prompts:
+            _lower_priority()
         try:
             with self._spare.borrow():
                 pass  # nothing is imported before the model is loaded
@@ -89,6 +91,7 @@ class InRunEvaluator:
         except Exception as error:  # whatever an evaluation does, training goes on
             self._warn("evaluations were given up", error)
         finally:
+            self._spare.note_first_seen()
             self._last_done.set()
 
     def _work(self) -> None:
@@ -99,6 +102,8 @@ class InRunEvaluator:
             return
 
         prompted = self._answer_prompts()
+        self._spare.note_first_seen()
+        _lower_priority()  # not before, since the client waits for the first answers
         todo = self._open_tasks()
         measured: dict[str, int] = {}
         while True:
@@ -202,3 +207,8 @@ class InRunEvaluator:
     def _warn(self, what: str, error: BaseException) -> None:
         text = str(error).strip().splitlines()
         self._report(telemetry.Problem("warning", f"{what}: {text[0] if text else type(error).__name__}; training goes on"))
+
+
+def _lower_priority() -> None:
+    with contextlib.suppress(AttributeError, OSError):  # Linux has priorities of threads
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

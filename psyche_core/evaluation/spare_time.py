@@ -44,6 +44,7 @@ class SpareTime:
         self._lent = False
         self._stale = True
         self._closed = False
+        self._first_seen = False
         self.step: int = 0
 
     def reclaim(self) -> bool:
@@ -63,6 +64,17 @@ class SpareTime:
             self._claims -= 1
             self._stale = True
             self._condition.notify_all()
+
+    def note_first_seen(self) -> None:
+        """Who borrows has done what it wanted with the first model, or wants nothing of it."""
+        with self._condition:
+            self._first_seen = True
+            self._condition.notify_all()
+
+    def wait_until_first_seen(self, seconds: float) -> None:
+        """Block until `note_first_seen` was called, or all lending has ended, at most some seconds."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._first_seen or self._closed, timeout=seconds)
 
     def close(self) -> None:
         """End all lending."""

@@ -15,6 +15,9 @@ from psyche_core.client.machine.actions import Apply, FetchModel, Work
 from psyche_core.client.machine.events import Applied, ModelFetched, ModelReady, WorkDone
 from psyche_core.evaluation.spare_time import SpareTime
 
+FIRST_MODEL_SECONDS = 10.0
+"""Longest that a run's first model is kept from training for those who want to see what it writes before any step."""
+
 
 class ModelLending:
     """Between the worker and evaluations. spare: None if nothing evaluates."""
@@ -36,6 +39,15 @@ class ModelLending:
             yield
         finally:
             self._spare.release()
+
+    async def show_first(self) -> None:
+        """Leave a run's first model to evaluations until they have seen it, at most FIRST_MODEL_SECONDS.
+
+        For a member that has not said yet that it is ready. Where processors are busy, the run would otherwise be many steps on
+        before evaluations get their turn.
+        """
+        if self._spare is not None:
+            await anyio.to_thread.run_sync(self._spare.wait_until_first_seen, FIRST_MODEL_SECONDS, abandon_on_cancel=True)
 
     def note_step(self, done: WorkDone, work: Work) -> None:
         """Tell evaluations which step the masters are at."""

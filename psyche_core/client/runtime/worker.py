@@ -146,7 +146,9 @@ class Worker:
                 done = await self._do(work)
                 self._lending.note_step(done, work)
                 self.failures.note_success(done)
-                return done
+            if isinstance(work, act.Load) and isinstance(done, ev.ModelReady) and work.state.progress.step == 1:
+                await self._lending.show_first()
+            return done
         except ENDS_THE_CLIENT:
             raise
         except Exception as error:

@@ -53,6 +53,8 @@ class Evaluations:
         if resources is None:
             return None
         module = getattr(resources.trainer, "inference_module", None)
+        if module is None:
+            self.spare.note_first_seen()
         if module is None and not self._reported_missing:
             self._reported_missing = True
             what = "evaluations need a transformers model in one process, which this one is not; training goes on without them"

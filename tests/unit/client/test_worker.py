@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,12 @@ from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
+from psyche_core.client.runtime import model_lending
 from psyche_core.client.runtime.reports.result_files import ResultFiles
 from psyche_core.client.runtime.reports.step_observer import StepObserver
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.errors import ModelError
+from psyche_core.evaluation.spare_time import SpareTime
 from psyche_core.p2p import description
 from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.initial_model import NoModelSource
@@ -130,6 +133,34 @@ async def test_the_model_is_validated_at_load_only_where_it_is_the_runs() -> Non
         assert isinstance(ready, ev.ModelReady)
         assert ready.step is None
         assert not [event for event in one.told if isinstance(event, telemetry.Validated)]
+
+
+async def test_who_wants_to_see_the_first_model_sees_it_before_the_member_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = threading.Event()
+
+    class Spare(SpareTime):
+        def wait_until_first_seen(self, seconds: float) -> None:
+            waits.set()
+            super().wait_until_first_seen(seconds)
+
+    monkeypatch.setattr(model_lending, "FIRST_MODEL_SECONDS", 600.0)
+    spare = Spare(lambda: None, lambda: None)
+    member = Member("one", MemoryNetwork(), seed=1, spare=spare)
+    ready: list[ev.Event] = []
+
+    async def load(step: int) -> None:
+        ready.append(await member.worker.do(act.Load(run_state(step=step))))
+
+    with anyio.fail_after(60):
+        async with member.transport, anyio.create_task_group() as tasks:
+            await load(5)
+            assert not waits.is_set(), "this model is not the run's first"
+            tasks.start_soon(load, 1)
+            await anyio.to_thread.run_sync(waits.wait)
+            assert len(ready) == 1
+            spare.note_first_seen()
+    assert [type(event) for event in ready] == [ev.ModelReady, ev.ModelReady]
+    member.scratch.close()
 
 
 async def test_a_run_id_never_leads_a_checkpoint_out_of_its_folder(tmp_path: Path) -> None:

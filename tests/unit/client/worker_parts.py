@@ -23,6 +23,7 @@ from psyche_core.client.runtime.worker import Worker
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.evaluation.spare_time import SpareTime
 from psyche_core.p2p.manifest import PIECE_BYTES
 from psyche_core.storage.scratch import Scratch
 from psyche_core.telemetry import events as telemetry
@@ -57,13 +58,14 @@ class Member:
         seed: int,
         transport: type[MemoryTransport] = MemoryTransport,
         folder: Path | None = None,
+        spare: SpareTime | None = None,
     ) -> None:
         self.transport = transport(network, hashlib.sha256(name.encode()).digest())
         self.trainer = build_trainer(seed)
         self.told: list[telemetry.Event] = []
         self.scratch = Scratch(folder)
         self.exchange = ModelExchange(self.transport, report=self.told.append, scratch=self.scratch)
-        self.worker = Worker(self._build, transport=self.transport, report=self.told.append, exchange=self.exchange)
+        self.worker = Worker(self._build, transport=self.transport, report=self.told.append, exchange=self.exchange, spare=spare)
         self.checkpoints: Path | None = None
 
     async def _build(self, _: ResourcesRequest) -> Resources:

@@ -127,14 +127,12 @@ def test_evaluations_run_while_training_goes_on_and_change_nothing(
     alone = make_trainer(folder)
     training = Training(folder)
     events: list[telemetry.Event] = []
-    scored, answered = threading.Event(), threading.Event()
+    scored = threading.Event()
 
     def tell(event: telemetry.Event) -> None:
         events.append(event)
         if isinstance(event, telemetry.Evaluated) and event.step >= 3:
             scored.set()
-        if isinstance(event, telemetry.PromptAnswered):
-            answered.set()
 
     plan = Plan(tasks=("no_such_task", "psyche_plays"), include=(tmp_path,), documents=4, prompts=True)
     evaluator = InRunEvaluator(plan, training.spare, lambda: training.trainer.description, tell)
@@ -143,7 +141,8 @@ def test_evaluations_run_while_training_goes_on_and_change_nothing(
     evaluator.start()
     step = 0
     try:
-        assert answered.wait(WAIT)
+        training.spare.wait_until_first_seen(WAIT)
+        assert [event.from_step for event in events if isinstance(event, telemetry.PromptAnswered)] == [0] * 4
         while not scored.is_set():
             step += 1
             training.step(step)
@@ -184,6 +183,8 @@ def test_a_model_without_a_tokenizer_is_one_warning(tmp_path: Path) -> None:
     )
     evaluator.start()
     assert said.wait(WAIT)
+    training.spare.wait_until_first_seen(WAIT)
+    assert training.spare._first_seen, "nobody waits for it"
     evaluator.stop(WAIT)
     [problem] = events
     assert isinstance(problem, telemetry.Problem)
