@@ -20,6 +20,7 @@ from psyche_backend_solana.hosting.local_run import LocalRun
 from psyche_backend_solana.hosting.testnet_member import lose_route, member_options
 from psyche_backend_solana.layouts import tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES
+from psyche_backend_solana.programs.addresses import AUTHORIZER
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.coordinator import canonical_image as image
@@ -72,7 +73,7 @@ async def test_a_run_on_a_chain_that_listens_on_the_internet_is_found_by_its_hos
 
 
 async def test_only_listed_wallets_join_a_run_of_a_list(tmp_path: Path) -> None:
-    """A list of a later start closes a run that was open."""
+    """A list of a later start closes a run that was open, and takes the right from those that only an earlier list had."""
     listed, stranger = SecretKey.generate(), SecretKey.generate()
     wallets = [Wallet(Keypair.from_seed(key.seed)) for key in (listed, stranger)]
     context = ServerContext(state=small_state(), state_dir=tmp_path, key=SecretKey.generate())
@@ -92,6 +93,14 @@ async def test_only_listed_wallets_join_a_run_of_a_list(tmp_path: Path) -> None:
             await join(server, listed, wallets[0])
             with pytest.raises(CommandRefused, match="NotAuthorized"):
                 await join(server, stranger, wallets[1])
+            nonsense = ChainAccount(10**9, b"not an authorization", AUTHORIZER)  # as anybody can make one
+            await server._chain.set_account(str(Keypair().pubkey()), nonsense)
+        (tmp_path / "members").write_text(f"{wallets[1].pubkey}\n")
+        async with LocalRun(replace(context, allow_list=tmp_path / "members")) as server:
+            await join(server, stranger, wallets[1])
+            with pytest.raises(CommandRefused, match="NotAuthorized"):
+                await join(server, listed, wallets[0])
+        (tmp_path / "members").write_text(f"{wallets[0].pubkey}\n")
         fresh = replace(context, state_dir=None, allow_list=tmp_path / "members")
         async with LocalRun(fresh) as server:
             await join(server, listed, wallets[0])

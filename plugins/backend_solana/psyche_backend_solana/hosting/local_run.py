@@ -10,7 +10,7 @@ there, and a run found there continues. A chain has no data server, so the run m
 from __future__ import annotations
 
 import logging
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Self
 
@@ -28,6 +28,7 @@ from psyche_backend_solana.layouts.beacon import Beacon
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings
 from psyche_backend_solana.lookup.runs import find_run
+from psyche_backend_solana.programs.addresses import AUTHORIZER
 from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
@@ -36,7 +37,7 @@ from psyche_backend_solana.sending import ticker
 from psyche_backend_solana.sending.sender import Sender
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import BackendError, CommandRefused, UserError
+from psyche_core.errors import BackendError, CommandRefused, UserError, WireError
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces.backend import BackendServer
 from psyche_core.state_events import events_between
@@ -97,9 +98,7 @@ class LocalRun(BackendServer):
             found = await self._found()
             self._continues = found is not None
             if found is not None and allowed is not None:
-                everybody = authorizer.address(self._owner.pubkey, authorizer.EVERYBODY)
-                was_open = await self._chain.account(str(everybody)) is not None
-                await let_only_join(self._sender, allowed, was_open=was_open)
+                await let_only_join(self._sender, allowed, given=await self._authorizations())
             made = found or await make_run(self._sender, self._rpc, context.state, wallets=allowed)
             self._run, self._treasury = made
             self._watcher = Watcher(
@@ -165,6 +164,13 @@ class LocalRun(BackendServer):
             raise UserError(message)
 
         return found.run, treasurer.Treasury(address, paying.vault, paying.mint, paying.instance, paying.coordinator)
+
+    async def _authorizations(self) -> list[tuple[Pubkey, authorizer.Authorization]]:
+        found = []
+        for address, account in await self._chain.program_accounts(str(AUTHORIZER)):
+            with suppress(WireError):  # anybody can give an account to the program
+                found.append((address, authorizer.parse(account)))
+        return found
 
     async def _pay_everybody(self) -> None:
         """Have each member's earnings paid to the member's own account, which the owner may also request."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -86,15 +86,15 @@ async def _make_token(sender: Sender, rpc: Rpc) -> Pubkey:
     return mint.pubkey
 
 
-async def let_only_join(sender: Sender, wallets: Sequence[Pubkey], *, was_open: bool) -> None:
-    """Let these wallets join runs of the sender's. was_open: whether everybody had the right, which is taken back.
-
-    Other wallets that have it keep it.
-    """
+async def let_only_join(
+    sender: Sender, wallets: Sequence[Pubkey], *, given: Iterable[tuple[Pubkey, authorizer.Authorization]]
+) -> None:
+    """Let these wallets join runs of the sender's, and nobody else. given: authorizations of the chain, by their addresses."""
     owner = sender.payer
-    if was_open:
-        everybody = authorizer.address(owner, authorizer.EVERYBODY)
-        await sender.send(authorizer.grantor_update(owner, everybody, active=False), timeout=SEND_SECONDS)
+    for address, right in given:
+        ours = right.active and right.grantor == owner and right.scope == authorizer.JOIN_SCOPE
+        if ours and right.grantee not in wallets:
+            await sender.send(authorizer.grantor_update(owner, address, active=False), timeout=SEND_SECONDS)
     for wallet in wallets:
         await _let_join(sender, owner, wallet)
 

@@ -180,6 +180,11 @@ class LocalChain:
         pubkey = read_address(address)
         return await self._on_ledger(lambda ledger: ledger.account(pubkey))
 
+    async def program_accounts(self, address: str) -> list[tuple[Pubkey, Account]]:
+        """All accounts that a program owns, with their addresses. Raises ConfigError for an invalid address."""
+        pubkey = read_address(address)
+        return await self._on_ledger(lambda ledger: ledger.program_accounts(pubkey))
+
     async def set_account(self, address: str, account: Account) -> None:
         """Replace an account without a transaction; subscribers are notified. Raises ConfigError for an invalid address."""
         pubkey = read_address(address)
