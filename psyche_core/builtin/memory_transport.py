@@ -193,11 +193,7 @@ class MemoryTransport(Transport):
 
     async def publish(self, blob: bytes, *, tag: int) -> bytes:
         """Offer a blob."""
-        blob_hash = await sha256(blob)
-        if not self._blobs.put(blob_hash, blob, tag=tag, own=True):
-            message = f"a blob of {len(blob)} bytes cannot be kept: its tag {tag} has expired or the store is full"
-            raise TransportError(message)
-
+        blob_hash = await self._blobs.publish(blob, tag=tag)
         self._network.blobs_changed(self)
         return blob_hash
 
@@ -211,9 +207,7 @@ class MemoryTransport(Transport):
         stamp: Callable[[], object | None] = lambda: None,
     ) -> None:
         """Offer a blob that is stored elsewhere; see the contract."""
-        if not self._offers.put(Offer(blob_hash, size, read, tag, stamp)):
-            message = f"a blob of {size} bytes cannot be offered: its tag {tag} has expired or there are too many offers"
-            raise TransportError(message)
+        self._offers.add(Offer(blob_hash, size, read, tag, stamp))
 
         self._network.blobs_changed(self)
 

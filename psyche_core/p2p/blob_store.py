@@ -1,7 +1,7 @@
 """Blobs by the SHA-256 of their bytes, each kept until its tag expires, within limits of number and bytes.
 
 When space is needed, fetched blobs are dropped before our own blobs, then lower tags before higher ones, then older blobs before
-newer ones. The store checks no hashes: the caller has just computed or checked the hash (`sha256`).
+newer ones. `put` checks no hashes: the caller has just computed or checked the hash (`sha256`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import hashlib
 from dataclasses import dataclass
 
 import anyio.to_thread
+
+from psyche_core.errors import TransportError
 
 HASH_BYTES = 32
 LARGE_BLOB_BYTES = 64 * 1024
@@ -62,6 +64,15 @@ class BlobStore:
             self._drop(min(self._kept, key=self._rank))
 
         return blob_hash in self._kept
+
+    async def publish(self, blob: bytes, *, tag: int) -> bytes:
+        """Keep a blob of our own; returns its SHA-256. Raises TransportError if its tag has expired or there is no room."""
+        blob_hash = await sha256(blob)
+        if not self.put(blob_hash, blob, tag=tag, own=True):
+            message = f"a blob of {len(blob)} bytes cannot be kept: its tag {tag} has expired or the store is full"
+            raise TransportError(message)
+
+        return blob_hash
 
     def get(self, blob_hash: bytes) -> bytes | None:
         """Return the blob, or None if it is not here."""

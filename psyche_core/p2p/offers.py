@@ -62,18 +62,18 @@ class OfferBook:
     def __len__(self) -> int:
         return len(self._offers)
 
-    def put(self, offer: Offer) -> bool:
-        """Add an offer. Returns False if its tag has expired or there are too many offers."""
-        if self._expired_before is not None and offer.tag < self._expired_before:
-            return False
-
+    def add(self, offer: Offer) -> None:
+        """Add an offer. Raises TransportError if its tag has expired or there are too many offers."""
         known = self._offers.get(offer.blob_hash)
-        if known is None and len(self._offers) >= self._max_offers:
-            return False
+        expired = self._expired_before is not None and offer.tag < self._expired_before
+        if expired or (known is None and len(self._offers) >= self._max_offers):
+            message = (
+                f"a blob of {offer.size} bytes cannot be offered: its tag {offer.tag} has expired or there are too many offers"
+            )
+            raise TransportError(message)
 
         if known is None or offer.tag >= known.tag:
             self._offers[offer.blob_hash] = offer
-        return True
 
     def get(self, blob_hash: bytes) -> Offer | None:
         """Return the offer of a blob, or None if there is none."""

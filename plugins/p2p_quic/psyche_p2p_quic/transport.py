@@ -17,7 +17,7 @@ import anyio
 from psyche_core.errors import BlobRejected, TransportError
 from psyche_core.hookspecs import TransportContext
 from psyche_core.interfaces.transport import Incoming, Opened, PeerPath, Transport, TransportStats
-from psyche_core.p2p.blob_store import BlobStore, sha256
+from psyche_core.p2p.blob_store import BlobStore
 from psyche_core.p2p.message_log import MessageLog
 from psyche_core.p2p.offers import Offer, OfferBook
 from psyche_core.rate_limit import TokenBucket
@@ -302,12 +302,7 @@ class QuicTransport(Transport):
 
     async def publish(self, blob: bytes, *, tag: int) -> bytes:
         """Offer a blob. Raises TransportError when it does not fit the store."""
-        blob_hash = await sha256(blob)
-        if not self._store.put(blob_hash, blob, tag=tag, own=True):
-            message = f"a blob of {len(blob)} bytes cannot be kept: its tag {tag} has expired or the store is full"
-            raise TransportError(message)
-
-        return blob_hash
+        return await self._store.publish(blob, tag=tag)
 
     async def offer(
         self,
@@ -319,9 +314,7 @@ class QuicTransport(Transport):
         stamp: Callable[[], object | None] = lambda: None,
     ) -> None:
         """Offer a blob kept elsewhere. Raises TransportError when its tag has expired or there are too many offers."""
-        if not self._offers.put(Offer(blob_hash, size, read, tag, stamp)):
-            message = f"a blob of {size} bytes cannot be offered: its tag {tag} has expired or there are too many offers"
-            raise TransportError(message)
+        self._offers.add(Offer(blob_hash, size, read, tag, stamp))
 
     async def fetch(
         self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int, keep: bool = True

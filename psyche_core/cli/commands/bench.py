@@ -10,17 +10,24 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from psyche_core.cli.commands.bench_report import (
+from psyche_core.cli.commands.bench_options import (
     COMPUTE,
-    MODEL_AND_DATA,
-    OUTPUT,
+    PATH,
     TRAININGS,
-    check_tokens,
-    learning_rate,
-    read_report,
-    tell_kept,
-    write_report,
+    base_option,
+    data_option,
+    device_option,
+    json_option,
+    members_option,
+    out_option,
+    seeds_option,
+    state_option,
+    steps_option,
+    token_size_option,
+    torch_threads_option,
+    validation_data_option,
 )
+from psyche_core.cli.commands.bench_report import check_tokens, learning_rate, read_report, tell_kept, write_report
 from psyche_core.cli.commands.bench_tune import tune
 from psyche_core.cli.commands.bench_verification import verification
 from psyche_core.cli.lazy import WholeSummaries, example
@@ -31,7 +38,6 @@ if TYPE_CHECKING:
     from psyche_core.experiments.convergence import Outcome, Recipe
     from psyche_core.experiments.convergence_run import Experiment
 
-PATH = click.Path(path_type=Path)
 USUAL = "Usual recipes"
 """Heading of the options that describe what is trained without --recipes."""
 
@@ -59,35 +65,12 @@ bench.add_command(verification)
         "written to OUT/report.json at once. The same command again trains only what is missing.",
     ),
 )
-@option("--state", type=PATH, required=True, group=MODEL_AND_DATA, help="Run file: its model, schedule and batch sizes are used.")
-@option("--data", type=PATH, required=True, group=MODEL_AND_DATA, help="Token file or folder of them.")
-@option("--validation-data", type=PATH, group=MODEL_AND_DATA, help="Held-out tokens.  [default: DATA/validation]")
-@option(
-    "--token-size",
-    type=click.Choice(["TwoBytes", "FourBytes"]),
-    default="TwoBytes",
-    show_default=True,
-    group=MODEL_AND_DATA,
-    help="Bytes per token of both.",
-)
-@option(
-    "--seeds",
-    type=click.IntRange(1, 100),
-    default=3,
-    show_default=True,
-    metavar="N",
-    group=TRAININGS,
-    help="Number of trainings of each recipe.",
-)
-@option(
-    "--steps",
-    type=click.IntRange(4),
-    default=200,
-    show_default=True,
-    metavar="N",
-    group=TRAININGS,
-    help="Number of steps of each training.",
-)
+@state_option("model, schedule and batch sizes")
+@data_option
+@validation_data_option
+@token_size_option
+@seeds_option(3, "Number of trainings of each recipe.")
+@steps_option(200, "Number of steps of each training.")
 @option(
     "--recipes",
     type=PATH,
@@ -96,15 +79,7 @@ bench.add_command(verification)
     "[default: AdamW, and DisTrO with each --topk and --decay, once with values (quantize_1bit = false) and once with signs "
     "(quantize_1bit = true)]",
 )
-@option(
-    "--members",
-    type=click.IntRange(1, 256),
-    default=4,
-    show_default=True,
-    metavar="N",
-    group=TRAININGS,
-    help="Number of members.",
-)
+@members_option(4)
 @option(
     "--topk",
     default="8,16,64",
@@ -159,10 +134,8 @@ bench.add_command(verification)
 @option(
     "--sparseloco-outer-rate", default=1.0, show_default=True, metavar="X", group=USUAL, help="SparseLoCo's outer learning rate."
 )
-@option("--device", default="auto", show_default=True, group=COMPUTE, help="As for `psyche client train`.")
-@option(
-    "--torch-threads", type=click.IntRange(1), metavar="N", group=COMPUTE, help="CPU threads for torch; default: chosen by torch."
-)
+@device_option
+@torch_threads_option
 @option(
     "--jobs",
     type=click.IntRange(1, 256),
@@ -172,14 +145,9 @@ bench.add_command(verification)
     group=COMPUTE,
     help="Trainings at once, each a process; the cores are divided among them unless --torch-threads is given.",
 )
-@option("--out", type=PATH, group=OUTPUT, help="Folder for report.json and convergence.png.  [default: nothing is kept]")
-@option(
-    "--base",
-    type=PATH,
-    group=MODEL_AND_DATA,
-    help="Folder at which relative paths of the run file start; default: the run file's folder.",
-)
-@option("--json", "as_json", is_flag=True, group=OUTPUT, help="One JSON object on standard output, for programs.")
+@out_option("report.json and convergence.png")
+@base_option
+@json_option
 def convergence(**given: Any) -> None:
     """Train one small model with AdamW, with DisTrO's settings and, if asked, with SparseLoCo; show loss and bytes of each."""
     from psyche_core.cli.program import run_program

@@ -15,9 +15,6 @@ from psyche_core.errors import ConfigError
 
 Read = TypeVar("Read")
 
-MODEL_AND_DATA, TRAININGS, COMPUTE, OUTPUT = "Model and data", "Trainings", "Compute", "Output"
-"""Headings of options that the commands have in common."""
-
 
 def read_report(path: Path, facts: Mapping[str, Any], *, command: str, read: Callable[[dict[str, Any]], Read]) -> Read | None:
     """What `read` makes of a report that an earlier call kept; None if there is none.

@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from psyche_core.cli.commands.bench_report import (
-    COMPUTE,
-    MODEL_AND_DATA,
-    OUTPUT,
-    TRAININGS,
-    check_tokens,
-    read_report,
-    tell_kept,
-    write_report,
+from psyche_core.cli.commands.bench_options import (
+    base_option,
+    data_option,
+    device_option,
+    json_option,
+    members_option,
+    out_option,
+    seeds_option,
+    state_option,
+    steps_option,
+    token_size_option,
+    torch_threads_option,
+    validation_data_option,
 )
+from psyche_core.cli.commands.bench_report import check_tokens, read_report, tell_kept, write_report
 from psyche_core.cli.lazy import example
 from psyche_core.errors import ConfigError
 from psyche_core.option_groups import GroupedCommand, option
@@ -30,7 +35,6 @@ if TYPE_CHECKING:
     from psyche_core.experiments.tuning import Axis, Candidate, Plan
     from psyche_core.experiments.tuning_run import Finished
 
-PATH = click.Path(path_type=Path)
 SEARCH = "Search"
 """Heading of the options of the search."""
 
@@ -49,23 +53,10 @@ USUAL_SPAN = 4.0
         "again goes on where it stopped.",
     ),
 )
-@option(
-    "--state",
-    type=PATH,
-    required=True,
-    group=MODEL_AND_DATA,
-    help="Run file: its model, optimizer, schedule and batch sizes are used.",
-)
-@option("--data", type=PATH, required=True, group=MODEL_AND_DATA, help="Token file or folder of them.")
-@option("--validation-data", type=PATH, group=MODEL_AND_DATA, help="Held-out tokens.  [default: DATA/validation]")
-@option(
-    "--token-size",
-    type=click.Choice(["TwoBytes", "FourBytes"]),
-    default="TwoBytes",
-    show_default=True,
-    group=MODEL_AND_DATA,
-    help="Bytes per token of both.",
-)
+@state_option("model, optimizer, schedule and batch sizes")
+@data_option
+@validation_data_option
+@token_size_option
 @option(
     "--vary",
     multiple=True,
@@ -83,15 +74,7 @@ USUAL_SPAN = 4.0
     group=SEARCH,
     help="Choose the number of candidates so that the search takes about this long; the first training is timed for it.",
 )
-@option(
-    "--steps",
-    type=click.IntRange(4),
-    default=200,
-    show_default=True,
-    metavar="N",
-    group=TRAININGS,
-    help="Steps of the longest trainings.",
-)
+@steps_option(200, "Steps of the longest trainings.")
 @option(
     "--shortest",
     type=click.IntRange(2),
@@ -108,37 +91,14 @@ USUAL_SPAN = 4.0
     group=SEARCH,
     help="One candidate in N trains on, N times as long.",
 )
-@option(
-    "--seeds",
-    type=click.IntRange(1, 100),
-    default=1,
-    show_default=True,
-    metavar="N",
-    group=TRAININGS,
-    help="Longest trainings of each candidate.",
-)
+@seeds_option(1, "Longest trainings of each candidate.")
 @option("--search-seed", type=int, default=0, show_default=True, metavar="N", group=SEARCH, help="Determines the candidates.")
-@option(
-    "--members",
-    type=click.IntRange(1, 256),
-    default=4,
-    show_default=True,
-    metavar="N",
-    group=TRAININGS,
-    help="Number of members.",
-)
-@option("--device", default="auto", show_default=True, group=COMPUTE, help="As for `psyche client train`.")
-@option(
-    "--torch-threads", type=click.IntRange(1), metavar="N", group=COMPUTE, help="CPU threads for torch; default: chosen by torch."
-)
-@option("--out", type=PATH, group=OUTPUT, help="Folder for report.json and tuned.toml.  [default: nothing is kept]")
-@option(
-    "--base",
-    type=PATH,
-    group=MODEL_AND_DATA,
-    help="Folder at which relative paths of the run file start; default: the run file's folder.",
-)
-@option("--json", "as_json", is_flag=True, group=OUTPUT, help="One JSON object on standard output, for programs.")
+@members_option(4)
+@device_option
+@torch_threads_option
+@out_option("report.json and tuned.toml")
+@base_option
+@json_option
 def tune(**given: Any) -> None:
     """Search learning rates and other optimizer settings for a run file, by successive halving; print the lines to change."""
     from psyche_core.cli.program import run_program

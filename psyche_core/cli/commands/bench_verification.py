@@ -5,12 +5,21 @@ from __future__ import annotations
 import functools
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from psyche_core.cli.commands.bench_report import MODEL_AND_DATA, OUTPUT, TRAININGS, check_tokens
+from psyche_core.cli.commands.bench_options import (
+    base_option,
+    data_option,
+    json_option,
+    members_option,
+    seeds_option,
+    state_option,
+    steps_option,
+    token_size_option,
+)
+from psyche_core.cli.commands.bench_report import check_tokens
 from psyche_core.cli.lazy import example
 from psyche_core.errors import ConfigError
 from psyche_core.option_groups import GroupedCommand, option
@@ -18,7 +27,6 @@ from psyche_core.option_groups import GroupedCommand, option
 if TYPE_CHECKING:
     from psyche_core.experiments.replayed_training import MeasuredShare
 
-PATH = click.Path(path_type=Path)
 DTYPES = ("float32", "bfloat16")
 MEASUREMENTS = "Measurements"
 """Heading of the options that say what is measured."""
@@ -40,49 +48,12 @@ MOST_THREADS = 256
         "median_threshold of [model.verification].",
     ),
 )
-@option(
-    "--state",
-    type=PATH,
-    required=True,
-    group=MODEL_AND_DATA,
-    help="Run file: its model, optimizer, schedule and batch sizes are used.",
-)
-@option("--data", type=PATH, required=True, group=MODEL_AND_DATA, help="Token file or folder of them.")
-@option(
-    "--token-size",
-    type=click.Choice(["TwoBytes", "FourBytes"]),
-    default="TwoBytes",
-    show_default=True,
-    group=MODEL_AND_DATA,
-    help="Bytes per token.",
-)
-@option(
-    "--seeds",
-    type=click.IntRange(1, 100),
-    default=1,
-    show_default=True,
-    metavar="N",
-    group=TRAININGS,
-    help="Number of trainings, each with other first weights and data.",
-)
-@option(
-    "--steps",
-    type=click.IntRange(4),
-    default=40,
-    show_default=True,
-    metavar="N",
-    group=TRAININGS,
-    help="Number of steps of each training. A longer warm-up of the rate than half of them is shortened to that.",
-)
-@option(
-    "--members",
-    type=click.IntRange(1, 256),
-    default=3,
-    show_default=True,
-    metavar="N",
-    group=TRAININGS,
-    help="Number of members.",
-)
+@state_option("model, optimizer, schedule and batch sizes")
+@data_option
+@token_size_option
+@seeds_option(1, "Number of trainings, each with other first weights and data.")
+@steps_option(40, "Number of steps of each training. A longer warm-up of the rate than half of them is shortened to that.")
+@members_option(3)
 @option(
     "--shares",
     type=click.IntRange(2),
@@ -133,13 +104,8 @@ MOST_THREADS = 256
     group=MEASUREMENTS,
     help="Devices; members use the first. auto: cuda if there is one, and cpu.",
 )
-@option(
-    "--base",
-    type=PATH,
-    group=MODEL_AND_DATA,
-    help="Folder at which relative paths of the run file start; default: the run file's folder.",
-)
-@option("--json", "as_json", is_flag=True, group=OUTPUT, help="One JSON object on standard output, for programs.")
+@base_option
+@json_option
 def verification(**given: Any) -> None:
     """Measure how far honest training differs from machine to machine, and how far lazy work does; propose a threshold."""
     from psyche_core.cli.program import run_program

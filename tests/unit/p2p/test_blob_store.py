@@ -1,5 +1,8 @@
 import hashlib
 
+import pytest
+
+from psyche_core.errors import TransportError
 from psyche_core.p2p.blob_store import BlobStore
 
 
@@ -48,3 +51,16 @@ def test_bytes_are_bounded() -> None:
     put(store, b"x" * 6, tag=1)
     assert put(store, b"y" * 6, tag=2)[1]
     assert (len(store), store.total_bytes) == (1, 6)
+
+
+async def test_a_published_blob_is_our_own_and_one_without_room_is_refused() -> None:
+    store = BlobStore(max_bytes=10)
+    own = await store.publish(b"own", tag=1)
+    assert own == hashlib.sha256(b"own").digest()
+    assert put(store, b"x" * 8, tag=9)[1] is False, "what is fetched makes room for what is our own"
+    assert store.get(own) == b"own"
+    with pytest.raises(TransportError, match="a blob of 11 bytes cannot be kept"):
+        await store.publish(b"x" * 11, tag=2)
+    store.expire(2)
+    with pytest.raises(TransportError, match="its tag 1 has expired or the store is full"):
+        await store.publish(b"own", tag=1)

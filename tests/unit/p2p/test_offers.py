@@ -29,19 +29,21 @@ def test_a_size_that_is_not_the_blobs_is_noticed_though_the_hash_is_right() -> N
 
 def test_offers_are_kept_until_their_tag_expires() -> None:
     book, given = OfferBook(), offer(b"blob", tag=3)
-    assert book.put(given)
+    book.add(given)
     book.expire(3)
     assert book.get(given.blob_hash) is given
     book.expire(4)
     assert book.get(given.blob_hash) is None
-    assert not book.put(given)
+    with pytest.raises(TransportError, match="its tag 3 has expired"):
+        book.add(given)
 
 
 @pytest.mark.parametrize(("first", "second", "stays"), [(1, 2, 1), (2, 1, 0), (2, 2, 1)])
 def test_of_two_offers_the_higher_tag_counts_and_then_the_later(first: int, second: int, stays: int) -> None:
     book = OfferBook()
     offers = [offer(b"blob", tag=first), offer(b"blob", tag=second)]
-    assert all(book.put(given) for given in offers)
+    for given in offers:
+        book.add(given)
     assert book.get(offers[0].blob_hash) is offers[stays]
     assert len(book) == 1
 
@@ -49,17 +51,18 @@ def test_of_two_offers_the_higher_tag_counts_and_then_the_later(first: int, seco
 def test_too_many_offers_are_refused_and_push_nothing_out() -> None:
     book = OfferBook(max_offers=2)
     first, second, third = (offer(text, tag=tag) for text, tag in ((b"1", 1), (b"2", 1), (b"3", 9)))
-    assert book.put(first)
-    assert book.put(second)
-    assert not book.put(third)
-    assert book.put(offer(b"1", tag=2)), "it is there already"
+    book.add(first)
+    book.add(second)
+    with pytest.raises(TransportError, match="too many offers"):
+        book.add(third)
+    book.add(offer(b"1", tag=2))  # it is there already
     assert len(book) == 2
 
 
 def test_withdrawing_a_void_offer_leaves_the_one_that_took_its_place() -> None:
     book, old, new = OfferBook(), offer(b"blob", tag=1), offer(b"blob", tag=2)
-    book.put(old)
-    book.put(new)
+    book.add(old)
+    book.add(new)
     book.withdraw(old)
     assert book.get(old.blob_hash) is new
     book.withdraw(new)

@@ -120,11 +120,7 @@ class RedisTransport(Transport):
         if len(blob) > most:
             message = f"a blob of {len(blob)} bytes is over the {most} that go into Redis; raise --redis-max-payload-bytes"
             raise TransportError(message)
-        blob_hash = await sha256(blob)
-        if not self._blobs.put(blob_hash, blob, tag=tag, own=True):
-            message = f"a blob of {len(blob)} bytes cannot be kept: its tag {tag} has expired or the store is full"
-            raise TransportError(message)
-        return blob_hash
+        return await self._blobs.publish(blob, tag=tag)
 
     async def offer(
         self,
@@ -136,9 +132,7 @@ class RedisTransport(Transport):
         stamp: Callable[[], object | None] = lambda: None,
     ) -> None:
         """Offer a blob that is stored elsewhere; one that is too large for Redis is answered so. Raises TransportError."""
-        if not self._offers.put(Offer(blob_hash, size, read, tag, stamp)):
-            message = f"a blob of {size} bytes cannot be offered: its tag {tag} has expired or there are too many offers"
-            raise TransportError(message)
+        self._offers.add(Offer(blob_hash, size, read, tag, stamp))
 
     async def fetch(
         self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int, keep: bool = True
