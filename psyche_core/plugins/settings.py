@@ -11,6 +11,7 @@ from psyche_core.config.run_config import RunFile
 from psyche_core.config.sentences import validated
 from psyche_core.errors import ConfigError, PluginError, PluginMissing
 from psyche_core.hookspecs import OptimizerRegistration, Registration
+from psyche_core.storage.model_stores.url import OWN_SCHEMES, scheme_of
 
 _BOUNDS = (
     "minimum",
@@ -71,15 +72,19 @@ def check_run_file_plugins(run_file: RunFile, registry: LoadsPlugins, *, elsewhe
     llm = run_file.model.LLM
     problems: list[str] = []
     unchecked: list[str] = []
-    for kind, key, choice_name, settings in (
+    named = [
         ("model", "architecture", llm.architecture, None),
         ("data", "data_location", llm.data_location.name, llm.data_location.settings),
         ("optimizer", "optimizer", llm.optimizer.name, llm.optimizer.settings),
-    ):
+    ]
+    bucket = str((llm.checkpoint.settings or {}).get("bucket", ""))
+    if scheme_of(bucket) not in ("", *OWN_SCHEMES):
+        named.append(("store", f"checkpoint.{llm.checkpoint.name}.bucket", scheme_of(bucket), None))
+    for kind, key, choice_name, settings in named:
         where = f"model.LLM.{key}"
         try:
             registration = registry.load(kind, choice_name)
-            if kind != "model":
+            if kind in ("data", "optimizer"):
                 valid = validate_settings(registration, settings, where=f"{where}.{choice_name}")
                 if isinstance(registration, OptimizerRegistration):
                     problems += _unverifiable(registration, valid, percent=run_file.config.verification_percent)

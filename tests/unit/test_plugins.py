@@ -458,6 +458,21 @@ def test_a_plugin_that_only_others_need_is_no_problem_but_a_slip_is(mine: Plugin
         )
 
 
+@pytest.mark.parametrize("checkpoint", ["Gcs", "P2PGcs"])
+def test_a_model_in_a_plugins_store_needs_that_plugin(mine: PluginRegistry, checkpoint: str) -> None:
+    text = RUN.replace('checkpoint.Hub.repo_id = "a/b"', f'checkpoint.{checkpoint}.bucket = "dav://models.example.org/runs"')
+    run_file = parse_run_file(text, source="state.toml")
+    with pytest.raises(ConfigError) as caught:
+        check_run_file_plugins(run_file, mine)
+    told = f"model.LLM.checkpoint.{checkpoint}.bucket = dav: the store plugin dav is not installed; "
+    assert str(caught.value).startswith(told)
+    [unchecked] = check_run_file_plugins(run_file, mine, elsewhere=True)
+    assert unchecked.startswith(told)
+    for own in ("models", "s3://models"):
+        text = RUN.replace('checkpoint.Hub.repo_id = "a/b"', f'checkpoint.{checkpoint}.bucket = "{own}"')
+        assert check_run_file_plugins(parse_run_file(text, source="state.toml"), mine) == ()
+
+
 def test_every_problem_with_plugins_of_a_run_file_is_told(mine: PluginRegistry) -> None:
     text = RUN.replace('"Mine"', '"Mina"').replace('"Plain"', '{Server = "h:1"}').replace("Foo.decay = 0.5", "Foo.dekay = 0.5")
     with pytest.raises(ConfigError) as caught:
