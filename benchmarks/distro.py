@@ -29,13 +29,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import llama
 from benchmarks.demo_paper import DemoPaper, Sent
+from benchmarks.memory import forget_peak, peak, resident
 from psyche_core.interfaces.model import Model
 from psyche_core.training.malloc_tuning import give_back_memory
 from psyche_optim_distro.optimizer import DistroOptimizer
@@ -186,7 +186,7 @@ def _extra_memory(size: str, peers: int, *, compiled: bool) -> dict[str, float]:
     model = llama.build(size)
     model.gradients(llama.batch(1, step=1), micro_batch_size=1)
     give_back_memory()  # what the C library keeps of what was freed belongs to nobody
-    before = _resident("VmRSS")
+    before = resident()
     optimizer = DistroOptimizer(our_settings(), model, compiled=compiled)
     payloads = []
     for step in range(1, peers + 1):
@@ -194,28 +194,16 @@ def _extra_memory(size: str, peers: int, *, compiled: bool) -> dict[str, float]:
         optimizer.apply(step, [], learning_rate=LEARNING_RATE, own_accepted=True)
     needed = 2 * 4 * llama.parameter_count(model)
     give_back_memory()
-    rest = _resident("VmRSS") - before - needed
-    _forget_peak()
+    rest = resident() - before - needed
+    forget_peak()
     optimizer.compress(peers + 1, learning_rate=LEARNING_RATE)
-    compress = _resident("VmHWM") - before - needed
+    compress = peak() - before - needed
     give_back_memory()
-    _forget_peak()
+    forget_peak()
     optimizer.apply(peers + 1, payloads, learning_rate=LEARNING_RATE, own_accepted=True)
-    apply = _resident("VmHWM") - before - needed
+    apply = peak() - before - needed
     figures = {"rest": rest, "compress_peak": compress, "apply_peak": apply, "model": needed // 2}
     return {name: round(value / MB, 1) for name, value in figures.items()}
-
-
-def _resident(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    message = f"no {field} in /proc/self/status; memory is measured on Linux"
-    raise SystemExit(message)
-
-
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def _table(figures: Mapping[str, Any]) -> str:

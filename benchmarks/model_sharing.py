@@ -30,10 +30,8 @@ import argparse
 import gc
 import hashlib
 import json
-import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -46,6 +44,8 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
+from benchmarks.children import Child, enter_loopback, say
+from benchmarks.memory import peak, resident
 from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.model_sync.exchange import ModelExchange
@@ -64,7 +64,6 @@ RAW = b"\xff" * 32
 """A request for this hash is answered with as many zeros as it allows."""
 
 MB = 10**6
-LOOPBACK = Path(__file__).parents[1] / "tools" / "loopback.sh"
 WIDTH, HIDDEN, VOCABULARY = 512, 1408, 32_000
 PATIENCE = 120.0
 
@@ -134,20 +133,6 @@ class NumpyTrainer:
 # ------------------------------------------------------------------------------------------------ a member's process
 
 
-def memory(field: str) -> int:
-    """Bytes of a line of /proc/self/status; VmRSS is resident now, VmHWM the most so far."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    message = f"no {field} in /proc/self/status; this benchmark reads memory there"
-    raise SystemExit(message)
-
-
-def say(**facts: Any) -> None:
-    sys.stdout.write(json.dumps(facts) + "\n")
-    sys.stdout.flush()
-
-
 async def told() -> dict[str, Any]:
     line = await anyio.to_thread.run_sync(sys.stdin.readline)
     answer: dict[str, Any] = json.loads(line or '{"end": true}')
@@ -211,7 +196,7 @@ async def member(role: str, megabytes: int, folder: Path) -> None:
         scratch = await anyio.to_thread.run_sync(Scratch, folder)
         exchange = ModelExchange(transport, report=lambda event: events.append((time.perf_counter(), event)), scratch=scratch)
         gc.collect()
-        before = memory("VmRSS")
+        before = resident()
         trainer = await anyio.to_thread.run_sync(lambda: NumpyTrainer(megabytes, seed=role == "sharer"))
         say(ready=True, bytes=trainer.byte_count)
         while "end" not in (order := await told()):
@@ -236,78 +221,39 @@ async def member(role: str, megabytes: int, folder: Path) -> None:
                 size = trainer.byte_count / MB
                 say(mb_per_s=size / (there - began), joined_mb_per_s=size / (ended - began))
                 await exchange.expire(TAG + 1)
-        say(rss=(memory("VmHWM") - before) / trainer.byte_count, before=before)
+        say(rss=(peak() - before) / trainer.byte_count, before=before)
         await anyio.to_thread.run_sync(scratch.close)
 
 
 # ------------------------------------------------------------------------------------------------ the run
 
 
-class Hand:
-    """A member's process, told what to do over its standard input."""
-
-    def __init__(self, role: str, megabytes: int, folder: Path) -> None:
-        command = [sys.executable, "-m", "benchmarks.model_sharing", "--role", role, "--megabytes", str(megabytes)]
-        self._process = subprocess.Popen(
-            [*command, "--folder", str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.hello = self.listen()
-        self.key: str = self.hello["key"]
-
-    def order(self, **what: Any) -> dict[str, Any]:
-        """Tell it something and wait for its answer."""
-        self.tell(**what)
-        return self.listen()
-
-    def tell(self, **what: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(what) + "\n")
-        self._process.stdin.flush()
-
-    def listen(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            message = f"a member's process ended with {self._process.wait()}"
-            raise SystemExit(message)
-
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def end(self) -> None:
-        self._process.stdin and self._process.stdin.close()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
 @contextmanager
-def hands(sharers: int, megabytes: int, folder: Path) -> Iterator[list[Hand]]:
+def members(sharers: int, megabytes: int, folder: Path) -> Iterator[list[Child]]:
     """That many sharers, and last the joiner, all connected and with a model of their own."""
-    found: list[Hand] = []
+    found: list[Child] = []
+    options = ["--megabytes", str(megabytes), "--folder", str(folder)]
     try:
         for role in (*["sharer"] * sharers, "joiner"):
-            found.append(Hand(role, megabytes, folder))  # noqa: PERF401  # those begun must end when one fails
-        members = [(hand.key, hand.hello["address"]) for hand in found]
-        for hand in found:
-            hand.tell(members=members)
-        for hand in found:
-            hand.listen()
+            found.append(Child(["benchmarks.model_sharing", "--role", role, *options]))  # noqa: PERF401 - end if one fails
+        addresses = [(child.hello["key"], child.hello["address"]) for child in found]
+        for child in found:
+            child.tell(members=addresses)
+        for child in found:
+            child.listen()
         yield found
     finally:
-        for hand in found:
-            hand.end()
+        for child in found:
+            child.end()
 
 
 def measure(sharers: int, *, megabytes: int, repeats: int) -> dict[str, float]:
     folder = Path(tempfile.mkdtemp(prefix="psyche-model-sharing-"))
     try:
-        with hands(sharers, megabytes, folder) as (*givers, joiner):
+        with members(sharers, megabytes, folder) as (*givers, joiner):
             offers = [giver.order(share=True) for giver in givers]
             assert all(offer == offers[0] for offer in offers), "the members' models differ"
-            sources = [giver.key for giver in givers]
+            sources = [giver.hello["key"] for giver in givers]
             ceilings, fetches = [], []
             for number in range(repeats):
                 ceilings.append(joiner.order(raw=sources[number % sharers])["mb_per_s"])
@@ -346,10 +292,7 @@ def main() -> None:
         anyio.run(member, options.role, options.megabytes, options.folder)
         return
 
-    if "PSYCHE_BENCHMARK_INSIDE" not in os.environ and LOOPBACK.exists():
-        os.environ["PSYCHE_BENCHMARK_INSIDE"] = "1"
-        os.execv(LOOPBACK, [str(LOOPBACK), sys.executable, "-m", "benchmarks.model_sharing", *sys.argv[1:]])
-
+    enter_loopback("benchmarks.model_sharing")
     fresh = fresh_memory(options.megabytes)
     peers: dict[str, dict[str, float]] = {}
     sharer_rss = joiner_rss = 0.0

@@ -172,10 +172,6 @@ def main() -> None:
     parser.add_argument("--advertise")
     parser.add_argument("--bytes", type=int, default=0)
 
-    if os.environ.get("DBG"):
-        import logging
-
-        logging.basicConfig(level=logging.DEBUG)
     anyio.run(run, parser.parse_args())
     os._exit(0)  # the thread that reads the input may still wait
 

@@ -1,0 +1,81 @@
+"""How each cost grows with members and with the model: figures at several sizes, exponents, and a plot.
+
+    python -m benchmarks.growth [optimizer] [mesh] [--quick] [--out DIR] [--json]
+
+    optimizer   compress, check and apply of DisTrO, and memory: 1 M to 1 B parameters, 1 to 256 senders
+    mesh        real QUIC endpoints, each a process without torch: 8, 16, 32 and 64 members
+
+An exponent of 0 means that a cost is constant, 1 that it is proportional, 2 that it is quadratic; "at the end" is that of the two
+largest sizes. Sizes that do not fit the machine's memory are left out and said. Whole: about an hour on two cores and 20 GB of
+memory. --quick: two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.children import enter_loopback
+from benchmarks.growth import mesh, optimizer
+from benchmarks.growth.curves import Curve, plot, table
+
+SENDERS, QUICK_SENDERS = (1, 8, 32, 256), (1, 8, 32)
+QUICK_SIZES = ("1M", "4M", "16M")
+MEMBERS, QUICK_MEMBERS = (8, 16, 32, 64), (4, 8, 12)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "parts", nargs="*", choices=("optimizer", "mesh", []), metavar="PART", help="optimizer, mesh; default: all"
+    )
+    parser.add_argument("--sizes", help=f"numbers of parameters (default: {','.join(optimizer.WIDTHS)})")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads (default: 2)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--out", type=Path, help="folder for growth.json, growth.txt and a plot of each part")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    given = parser.parse_args()
+    enter_loopback("benchmarks.growth")
+    sizes = given.sizes.split(",") if given.sizes else QUICK_SIZES if given.quick else tuple(optimizer.WIDTHS)
+    ways: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], list[Curve]]]] = {
+        "optimizer": (
+            lambda: optimizer.measure(sizes, QUICK_SENDERS if given.quick else SENDERS, threads=given.threads, say=_say),
+            optimizer.curves,
+        ),
+        "mesh": (lambda: mesh.measure(QUICK_MEMBERS if given.quick else MEMBERS, say=_say), mesh.curves),
+    }
+    report: dict[str, Any] = {"machine": platform.machine(), "python": platform.python_version()}
+    for name in given.parts or ways:
+        measure, curves_of = ways[name]
+        figures = measure()
+        curves = curves_of(figures)
+        report[name] = {"figures": figures, "curves": [each.as_table() for each in curves]}
+        if not given.json:
+            print(f"{name}\n{table(curves)}\n")
+        if given.out is not None:
+            _keep(given.out, name, report, curves)
+    if given.json:
+        print(json.dumps(report))
+
+
+def _keep(folder: Path, name: str, report: dict[str, Any], curves: list[Curve]) -> None:
+    """Write what is finished; the next part may take long."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "growth.json").write_text(json.dumps(report, indent=1) + "\n")
+    with (folder / f"{name}.txt").open("w") as file:
+        file.write(table(curves) + "\n")
+    plot(folder / f"{name}.png", curves)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

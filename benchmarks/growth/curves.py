@@ -1,0 +1,93 @@
+"""Costs at several sizes, and the exponent with which each grows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One cost at several sizes.
+
+    title: what is measured, where. unit: of the cost. over: what grows. points: pairs of size and cost, ascending, all above 0.
+    """
+
+    title: str
+    unit: str
+    over: str
+    points: tuple[tuple[float, float], ...]
+
+    @property
+    def exponent(self) -> float:
+        """Least-squares slope of log cost over log size: 0 is constant, 1 proportional, 2 quadratic. NaN below two sizes."""
+        xs, ys = ([math.log(point[axis]) for point in self.points] for axis in (0, 1))
+        middle = sum(xs) / len(xs) if xs else 0.0
+        spread = sum((x - middle) ** 2 for x in xs)
+        return sum((x - middle) * y for x, y in zip(xs, ys, strict=True)) / spread if spread else math.nan
+
+    @property
+    def last_exponent(self) -> float:
+        """The same from the last two sizes alone: what a fixed cost at small sizes does not flatten."""
+        return Curve(self.title, self.unit, self.over, self.points[-2:]).exponent
+
+    def as_table(self) -> dict[str, Any]:
+        """As plain values for JSON."""
+        return {
+            "title": self.title,
+            "unit": self.unit,
+            "over": self.over,
+            "points": [list(point) for point in self.points],
+            "exponent": _rounded(self.exponent),
+            "last_exponent": _rounded(self.last_exponent),
+        }
+
+
+def curve(title: str, unit: str, over: str, points: Iterable[tuple[float, float]]) -> Curve:
+    """A curve of those points whose cost is above 0, ascending."""
+    return Curve(title, unit, over, tuple(sorted(point for point in points if point[1] > 0)))
+
+
+def table(curves: Sequence[Curve]) -> str:
+    """One line a curve: its exponents and its points."""
+    width = max((len(each.title) for each in curves), default=0)
+    lines = [f"{'cost':{width}}  exponent  at the end  points"]
+    for each in curves:
+        points = "  ".join(f"{_short(x)}: {y:.4g}" for x, y in each.points)
+        lines.append(
+            f"{each.title:{width}}  {_rounded(each.exponent)!s:>8}  {_rounded(each.last_exponent)!s:>10}  {points} {each.unit}"
+        )
+    return "\n".join(lines)
+
+
+def plot(path: Path, curves: Sequence[Curve]) -> None:
+    """Write a PNG: a panel for each pair of unit and what grows, both axes logarithmic."""
+    from matplotlib.figure import Figure
+
+    kinds = list(dict.fromkeys((each.unit, each.over) for each in curves))
+    figure = Figure(figsize=(5.5 * len(kinds), 4.5), layout="constrained")
+    for number, (unit, over) in enumerate(kinds):
+        axes = figure.add_subplot(1, len(kinds), number + 1)
+        for each in curves:
+            if (each.unit, each.over) == (unit, over):
+                xs, ys = zip(*each.points, strict=True)
+                axes.loglog(xs, ys, marker="o", label=f"{each.title} (exponent {_rounded(each.exponent)})")
+        axes.set_xlabel(over)
+        axes.set_ylabel(unit)
+        axes.legend(fontsize="x-small")
+        axes.grid(visible=True, which="major", alpha=0.3)
+    figure.savefig(path, dpi=110)
+
+
+def _rounded(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 2)
+
+
+def _short(value: float) -> str:
+    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{letter}"
+    return f"{value:g}"

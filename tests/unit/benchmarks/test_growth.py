@@ -1,0 +1,58 @@
+"""The benchmark of growth: its exponents are right, and what it measures is what members do."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.growth import optimizer
+from benchmarks.growth.curves import curve, plot, table
+
+
+@given(st.floats(-2, 3), st.floats(1e-3, 1e3), st.sets(st.integers(1, 10**9), min_size=2, max_size=8))
+def test_the_exponent_of_a_power_is_its_exponent(power: float, factor: float, sizes: set[int]) -> None:
+    made = curve("a power", "ms", "members", [(size, factor * size**power) for size in sizes])
+    assert made.exponent == pytest.approx(power, abs=1e-6)
+    assert made.last_exponent == pytest.approx(power, abs=1e-5)
+    assert [size for size, _ in made.points] == sorted(sizes)
+
+
+def test_a_cost_that_was_not_measured_has_no_exponent(tmp_path: Path) -> None:
+    lone = curve("lone", "ms", "members", [(4, 2.0), (8, 0.0)])
+    assert math.isnan(lone.exponent)
+    assert lone.as_table()["exponent"] is None
+    assert "None" in table([lone])
+    assert json.dumps(curve("none", "ms", "members", []).as_table())
+    plot(tmp_path / "costs.png", [lone, curve("rising", "ms", "members", [(1, 1.0), (2, 4.0)])])
+    assert (tmp_path / "costs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_made_up_payload_passes_the_check_and_is_as_long_as_a_real_one() -> None:
+    torch.manual_seed(1)
+    ours = optimizer._optimizer(optimizer.RandomModel(64))
+    real = ours.compress(1, learning_rate=1e-3)
+    made = [optimizer._random_payload(ours, seed) for seed in range(3)]
+    for payload in made:
+        ours.check(payload)
+        assert len(payload) == pytest.approx(len(real), rel=0.05)
+    assert len(set(made)) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.quic
+def test_a_mesh_is_measured() -> None:
+    code = "import json; from benchmarks.growth import mesh; print(json.dumps(mesh.measure([3], say=lambda text: None)))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=110)
+    figures = json.loads(done.stdout)["3"]
+    assert figures["connections"] == 2
+    assert figures["most_sent_over_mean"] < 2
+    assert 0.1 < figures["sent_mb_per_round"] < 0.3, "two others fetch 54 kB"
+    assert 0 < figures["message_p50_ms"] <= figures["message_p99_ms"]
