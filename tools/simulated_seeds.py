@@ -10,8 +10,8 @@
 
 The count is in docs/reference/simulated-seeds.csv, a row for each thousand. A row counts for the engine that made it: the digest
 is over the code, without docstrings and comments, of all modules that a simulated run uses and that decide something. So a
-hundred thousand seeds may be played in several sittings, and a change of the engine begins a new count. No seed is played twice:
-each call begins where the last row of the file ends.
+hundred thousand seeds may be played in several sittings, and a change of the engine begins a new count, unless it only makes a
+check fail in fewer cases (EARLIER_ENGINES). No seed is played twice: each call begins where the last row of the file ends.
 
 The column `ended_early` counts the runs that came to a state for which the protocol promises nothing: they end there, unbroken.
 The column `compiled` says whether the seeds were played on the compiled engine (`compiled_engine.py` says how it is made); empty
@@ -30,7 +30,9 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # when a test loads this file
 from compiled_engine import PLACE, CompiledEngineError, built, code_of, in_engine
@@ -42,6 +44,17 @@ from psyche_core.simulator.script import KINDS, to_plain
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs" / "reference" / "simulated-seeds.csv"
 COLUMNS = ("date", "engine", "python", "first", "last", "runs", "broken", "runs_per_minute", "compiled", "ended_early")
+EARLIER_ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "83c93cdbbf9759a6": {
+            "190cb9b3e6d3d9c9": "no-honest-member-dropped also excuses a member whose late rounds add up to F16's limit "
+            "(seed 10330699)"
+        }
+    }
+)
+"""Engines whose seeds count for a later one, with the reason: the later engine plays every run as the earlier one did and differs
+only in a check that fails in fewer cases. So what passed passes. A thousand with a broken seed does not count."""
+
 FIRST_SEED = 10_000_000
 CHUNK = 1_000
 
@@ -67,8 +80,9 @@ def rows() -> list[dict[str, str]]:
 
 
 def passed(engine: str) -> tuple[int, int]:
-    """Number of seeds that this engine has played, and how many of them broke an invariant."""
-    own = [row for row in rows() if row["engine"] == engine]
+    """Number of seeds that this engine has played, and how many of them broke an invariant. EARLIER_ENGINES count, too."""
+    earlier = EARLIER_ENGINES.get(engine, {})
+    own = [row for row in rows() if row["engine"] == engine or (row["engine"] in earlier and row["broken"] == "0")]
     return sum(int(row["runs"]) for row in own), sum(int(row["broken"]) for row in own)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -39,35 +38,6 @@ class Clock:
 
 FIRST_STEPS = 10
 """Steps that are not measured: a liar may cost time until the others stop waiting for it."""
-
-
-NEWEST = 20
-"""So many of the last times are remembered one by one."""
-
-
-@dataclass(slots=True)
-class Durations:
-    """How often something was done, and how long it took in total, in virtual seconds. newest: of the last times, each."""
-
-    count: int = 0
-    seconds: float = 0.0
-    newest: list[float] = field(default_factory=list)
-
-    def add(self, seconds: float) -> None:
-        """Count one more time."""
-        self.count += 1
-        self.seconds += seconds
-        self.newest = [*self.newest[1 - NEWEST :], seconds]
-
-    @property
-    def mean(self) -> float:
-        """Average seconds, 0 before the first time."""
-        return self.seconds / self.count if self.count else 0.0
-
-    @property
-    def newest_mean(self) -> float:
-        """Average of the last times, 0 before the first."""
-        return sum(self.newest) / len(self.newest) if self.newest else 0.0
 
 
 class StepTimes:

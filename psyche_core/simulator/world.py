@@ -35,6 +35,7 @@ from psyche_core.simulator.run_result import InvariantViolation, NoGuarantee, Ru
 from psyche_core.simulator.run_settings import MODEL, RATES, coordinator_config, longest_stall
 from psyche_core.simulator.script import NETWORK_FAULTS, NO_EXCUSE, SERVER, Script
 from psyche_core.simulator.server import START_TIME, Server
+from psyche_core.simulator.stragglers import is_straggler
 
 CHECK_EVERY = 2.0
 """Virtual seconds between two checks of the run's progress."""
@@ -42,10 +43,6 @@ CHECK_EVERY = 2.0
 
 STOP_TIMEOUT = 60.0
 """Virtual seconds after the run's end within which every honest member must have stopped."""
-
-STRAGGLER_RATIO = 1.15
-"""A member may be left behind if its training takes this many times as long as every other member's. It gets 15 % of the
-epoch's time (F16), from which the time that its results and words are under way is taken, too."""
 
 RECOVERY = 15.0
 """Virtual seconds that a member may need after its start until others can get what it holds."""
@@ -130,22 +127,9 @@ class World:
             self.clock.after(fault.start, faults.begin, fault)
 
     def _is_straggler(self, signer: bytes) -> bool:
-        """Whether a member's training was so much longer than every other's that it is no longer waited for (F16).
-
-        On average of the whole run, or lately: a member whose shares take longer than usual for a while is late in that while.
-        Members that trained less than half as often, such as liars that were dropped early, are not compared.
-        """
-        trained = {identity_of(node.index).signer: node.training for node in self.nodes if node.training.count}
-        ours = trained.pop(signer, None)
-        if ours is None:
-            return False
-
-        others = [their for their in trained.values() if 2 * their.count >= ours.count]
-        if not others:
-            return False
-
-        always = ours.mean > STRAGGLER_RATIO * max(their.mean for their in others)
-        return always or ours.newest_mean > STRAGGLER_RATIO * max(their.newest_mean for their in others)
+        """Whether the member with this signer trains so slowly that it is no longer waited for (F16)."""
+        own = next(node for node in self.nodes if identity_of(node.index).signer == signer)
+        return is_straggler(own, [node for node in self.nodes if node is not own])
 
     def stream(self, name: str) -> random.Random:
         """The random stream with this name."""

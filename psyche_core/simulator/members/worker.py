@@ -19,12 +19,12 @@ from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.machine.rounds.settled_rounds import settled_rounds
 from psyche_core.coordinator.checkpoints import loaded_from_hub
-from psyche_core.simulator.clock import Durations
 from psyche_core.simulator.members.disk import Disk, SavedMasters, journal_rounds
 from psyche_core.simulator.members.process import Process
 from psyche_core.simulator.replicas.replica import Payload, Replica, StepOrder, empty_payload
 from psyche_core.simulator.run_result import InvariantViolation
 from psyche_core.simulator.sample_tracker import bits
+from psyche_core.simulator.stragglers import TrainingTimes
 from psyche_core.types import Decision
 from psyche_core.wire.messages import ModelOffer
 
@@ -67,7 +67,7 @@ class Worker(Process):
         self.payloads: dict[bytes, tuple[int, Payload]] = {}
         self.snapshots: dict[bytes, tuple[int, int, object]] = {}
         self.expired_before: int = 0
-        self.training: Durations = Durations()
+        self.training: TrainingTimes = TrainingTimes()
         self.speed: float = 0.7 + 0.6 * rng.random()
         self._journal_rounds = journal_rounds(world.stream("journals"), world.stream(f"journal {index}"))
         self.disk: Disk = Disk(rounds=self._journal_rounds)
@@ -103,8 +103,9 @@ class Worker(Process):
         if self.slowed:
             self.counts["slow"] += 1
         seconds *= max(self.slowed, default=1.0) * (0.5 + self._rng.random())
-        if kind is act.Train:
-            self.training.add(seconds)
+        if isinstance(action, act.Train):
+            number = 0 if self.machine.notes is None else self.machine.notes.number
+            self.training.add(seconds, place=(number, action.height), done_at=self._world.clock.now + seconds)
         if self._world.timeline is not None and kind is not act.Digest:
             self.trace(f"begins {kind.__name__} {described(action)}")
         self._world.clock.after(seconds, self._work_done, self.incarnation, action, self.lineage)

@@ -65,6 +65,16 @@ def test_another_engine_begins_a_new_count(record: Path, monkeypatch: pytest.Mon
     assert simulated_seeds.passed(simulated_seeds.engine_digest()) == (0, 0)
 
 
+def test_seeds_of_an_engine_with_a_stricter_check_count_but_for_thousands_that_broke(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = ["older,3.11.7,10,19,10,0", "older,3.11.7,20,29,10,1", "other,3.11.7,30,39,10,0", "newer,3.11.7,40,49,10,0"]
+    record.write_text(",".join(simulated_seeds.COLUMNS) + "\n" + "".join(f"2026-01-01,{row},900,no,0\n" for row in rows))
+    monkeypatch.setattr(simulated_seeds, "EARLIER_ENGINES", {"newer": {"older": "a check fails less often"}})
+    assert simulated_seeds.passed("newer") == (20, 0)
+    assert simulated_seeds.passed("older") == (20, 1)
+
+
 def test_rows_without_the_newer_columns_stay_valid(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record.write_text(",".join(simulated_seeds.COLUMNS[:-1]) + "\n2026-01-01,0123,3.11.7,10,19,10,1,900,no\n")
     assert _call(monkeypatch, "--runs", "1", "--jobs", "1") == 0
