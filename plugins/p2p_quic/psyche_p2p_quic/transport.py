@@ -29,7 +29,7 @@ from psyche_p2p_quic.blobs.exchange import BlobExchange
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.control_protocol import ControlProtocol
 from psyche_p2p_quic.connections.mesh import Mesh
-from psyche_p2p_quic.connections.rates import Remembered
+from psyche_p2p_quic.connections.per_peer import Remembered
 from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.endpoint.links import Link, Stream

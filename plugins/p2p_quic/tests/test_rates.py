@@ -16,7 +16,7 @@ from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.connections import rates
 from psyche_p2p_quic.connections.control_frames import Hello
-from psyche_p2p_quic.connections.rates import Remembered
+from psyche_p2p_quic.connections.per_peer import Remembered
 from psyche_p2p_quic.connections.session import LARGE_BYTES
 from psyche_p2p_quic.endpoint.links import Link, LinkLost
 from psyche_p2p_quic.transport import QuicTransport

@@ -170,23 +170,24 @@ function figures(head) {
   ]);
 }
 
-const COLUMNS = [
-  ["label", "Member", ""],
-  ["state", "State", ""],
-  [null, "When it took part", "wide"],
-  ["step", "Step", "n rare"],
-  ["loss", "Loss", "n"],
-  ["tokens_per_second", "Tokens/s", "n rare"],
-  ["sent", "Sent", "n rare"],
-  ["received", "Received", "n rare"],
-  ["overlap", "Alike", "n rare"],
-  ["checks", "Checked", "n rare"],
-  ["earned", "Points", "n rare"],
-];
 const ALIKE = "How much its newest result is like another of this step or of the last 20. Above 30 % it is worth a look; it proves nothing.";
 const CHECKED = "How many of its shares others recomputed and found trained, and its strikes. The second strike of an epoch ejects.";
 const checked = ({ checks, strikes }) => (strikes ? `${checks} · ${strikes} strike${strikes > 1 ? "s" : ""}` : checks ? count(checks) : "–");
 const share = (value) => (typeof value === "number" ? `${Math.round(100 * value)} %` : "–");
+// What the list is sorted by (null: it cannot be), heading, class, and the cell's text or element.
+const COLUMNS = [
+  ["label", "Member", "", (member) => el("th", { scope: "row" }, el("a", { href: link("member", { run, member: member.key }), text: member.label || "?" }))],
+  ["state", "State", "", (member) => el("td", {}, stateLabel(member.state))],
+  [null, "When it took part", "wide", (member, shown) => el("td", { class: "wide" }, track(member, shown))],
+  ["step", "Step", "n rare", (member) => member.step ?? "–"],
+  ["loss", "Loss", "n", (member) => loss(member.loss)],
+  ["tokens_per_second", "Tokens/s", "n rare", (member) => count(member.tokens_per_second)],
+  ["sent", "Sent", "n rare", (member) => traffic(member, member.sent)],
+  ["received", "Received", "n rare", (member) => traffic(member, member.received)],
+  ["overlap", "Alike", "n rare", (member) => el("td", { class: "n rare", title: ALIKE, text: share(member.overlap) })],
+  ["checks", "Checked", "n rare", (member) => el("td", { class: "n rare", title: CHECKED, text: checked(member) })],
+  ["earned", "Points", "n rare", (member) => member.earned ?? "–"],
+];
 const order = { by: "label", down: false };
 const drawn = new Map();
 
@@ -223,21 +224,11 @@ function members(head) {
   const rows = list.map((member) => {
     const before = drawn.get(member.key);
     if (before && before.member === member && before.mark === mark) return before.row;
-    const row = el(
-      "tr",
-      {},
-      el("th", { scope: "row" }, el("a", { href: link("member", { run, member: member.key }), text: member.label || "?" })),
-      el("td", {}, stateLabel(member.state)),
-      el("td", { class: "wide" }, track(member, shown)),
-      el("td", { class: "n rare", text: member.step ?? "–" }),
-      el("td", { class: "n", text: loss(member.loss) }),
-      el("td", { class: "n rare", text: count(member.tokens_per_second) }),
-      el("td", { class: "n rare", text: traffic(member, member.sent) }),
-      el("td", { class: "n rare", text: traffic(member, member.received) }),
-      el("td", { class: "n rare", title: ALIKE, text: share(member.overlap) }),
-      el("td", { class: "n rare", title: CHECKED, text: checked(member) }),
-      el("td", { class: "n rare", text: member.earned ?? "–" }),
-    );
+    const cells = COLUMNS.map(([, , kind, cell]) => {
+      const made = cell(member, shown);
+      return made instanceof Element ? made : el("td", { class: kind, text: made });
+    });
+    const row = el("tr", {}, ...cells);
     const focused = before?.row.contains(document.activeElement);
     before?.row.replaceWith(row);
     if (focused) row.querySelector("a").focus();

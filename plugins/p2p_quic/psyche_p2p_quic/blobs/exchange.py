@@ -6,8 +6,8 @@ is left that has the blob, members that did not have it are asked again, because
 
 Every body is compared with its hash before anybody gets it, in a worker thread when it is large. A wrong body counts against
 its sender, who is asked last from then on. An offered blob is read when it is asked for, compared with its hash and only then
-announced, so it is in memory only while it is sent. Only what is in the store or offered is served. Uploads to other members are
-limited here.
+announced, so it is in memory only while it is sent. Only what is in the store or offered is served. How many offered blobs are
+read at the same time is limited here, for each peer and for all; bytes a second are not limited.
 """
 
 from __future__ import annotations

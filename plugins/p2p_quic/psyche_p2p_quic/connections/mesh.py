@@ -31,7 +31,7 @@ from psyche_p2p_quic.connections import control_frames, session
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.dial_budget import DialBudget
 from psyche_p2p_quic.connections.dial_ranges import may_dial
-from psyche_p2p_quic.connections.rates import Remembered
+from psyche_p2p_quic.connections.per_peer import Remembered
 from psyche_p2p_quic.connections.reputation import Reputation
 from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
