@@ -36,8 +36,7 @@ async def offer_described(
     run_id: str,
     report: Callable[[telemetry.Event], None],
 ) -> SnapshotTaken | SnapshotFailed:
-    """Offer the master weights and the model's description. Without a description only members that know the model can use them.
-    """
+    """Offer the master weights and the model's description, without which only members that know the model can use them."""
     taken = await exchange.offer(trainer, work, run_id=run_id)
     if isinstance(taken, SnapshotFailed):
         return taken

@@ -121,8 +121,7 @@ class Restorer:
         return step
 
     def _begin(self, journal: Journal, base: int, *, digest: bytes, state: CoordinatorState) -> None:
-        """Start a new journal. If the old one has later rounds that cannot be replayed on this model, keep it under another name.
-        """
+        """Start a new journal. Keep the old one under another name if it has later rounds that do not follow this model."""
         if journal.last_step is not None and journal.last_step > base:
             reason, begins = f"its rounds do not follow the model of step {base}", journal.header
             if begins is not None and begins.base_step > base:
