@@ -49,7 +49,7 @@ def write_in_spare_time(
 
 
 def _go_on(model: TextModel, prompt: str, written: list[int], processors: Any, most: int) -> bool:
-    """Add tokens to `written` until the text is complete. Return whether the model was used for it."""
+    """Add tokens to `written` until the text is complete, then return True."""
     start = encode(model, prompt)
     most_new = most if model.max_tokens is None else min(most, model.max_tokens - start.shape[1])
     if len(written) >= most_new or (written and written[-1] in ends_of(model)):
