@@ -31,7 +31,7 @@ def model_folder(place: str, *, base: Path | None = None) -> Path:
 
 
 def local_folder(place: str, *, base: Path | None = None) -> Path | None:
-    """As model_folder, but return None for a repository of the Hub, and download nothing. Raises NoSuchModel."""
+    """Do the same as model_folder, but return None for a repository of the Hub, and download nothing. Raises NoSuchModel."""
     path = (base or Path.cwd()) / place
     if path.is_file():
         message = f"{place} is a file; a model is a folder with {CONFIG_FILE} and safetensors"

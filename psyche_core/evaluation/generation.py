@@ -1,6 +1,6 @@
-"""Writes text: a prompt goes in, its continuation comes out, piece by piece if wanted.
+"""Continues a prompt with text, and passes the text on piece by piece if wanted.
 
-transformers generates, with its cache of keys and values; which token comes next is in `sampling`.
+transformers generates, with its key-value cache; `sampling` chooses the tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from psyche_core.evaluation.text_model import TextModel
 from psyche_core.models.hf.quiet import first_line, quiet
 
 TextSink = Callable[[str], None]
-"""Function that gets each new piece of a text."""
+"""Function that receives each new piece of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def encode(model: TextModel, prompt: str, *, chat: bool = False) -> torch.Tensor
 
 
 def plain_generation(model: TextModel, most_new: int) -> transformers.GenerationConfig:
-    """Return the settings of transformers: nothing of a model's own wishes but its ends of texts."""
+    """Return generation settings for transformers that use only the end tokens of the model's own settings."""
     ends = ends_of(model)
     padding = model.tokenizer.pad_token_id
     if padding is None:
@@ -113,7 +113,7 @@ def plain_generation(model: TextModel, most_new: int) -> transformers.Generation
 
 
 def ends_of(model: TextModel) -> list[int]:
-    """Return the tokens that end a text, as model and tokenizer name them."""
+    """Return the tokens that end a text, as model and tokenizer define them."""
     named: list[Any] = [model.tokenizer.eos_token_id]
     for config in (model.module.generation_config, model.module.config.get_text_config()):
         of_config = getattr(config, "eos_token_id", None)
@@ -127,7 +127,7 @@ class _Streamer(transformers.TextStreamer):
         self._on_text = on_text
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """Pass finished words on. stream_end: whether these are the last."""
+        """Pass finished words on. stream_end: whether these are the last ones."""
         del stream_end
         if text:
             self._on_text(text)

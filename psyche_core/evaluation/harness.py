@@ -1,7 +1,7 @@
-"""Scores in benchmarks, by lm-evaluation-harness: its tasks, its prompts, its metrics. Needs the extra `eval`.
+"""Scores in benchmarks, by lm-evaluation-harness, with its tasks, prompts and metrics. Needs the extra `eval`.
 
 `TaskSet` finds tasks by name and loads their data once; `score` measures a model on them. Programs import this module only when
-somebody asks for an evaluation.
+an evaluation is wanted.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ ALIASES: Mapping[str, str] = {"ceval": "ceval-valid", "ceval_valid": "ceval-vali
 """Names of tasks in the Rust Psyche that lm-evaluation-harness spells differently."""
 
 MAIN_METRICS: tuple[str, ...] = ("acc_norm", "acc", "exact_match")
-"""Which of a task's metrics stands for it, where there are several; otherwise its first."""
+"""Metrics that may be a task's main metric, in this order; if a task has none of them, its first metric is used."""
 
-# Lines and bars of the library stay off the terminal, which shows a run or an answer in JSON.
+# Keep log lines and progress bars of the library off the terminal, which shows a run or an answer in JSON.
 _logger = logging.getLogger("lm_eval")
 _logger.handlers, _logger.propagate = [logging.NullHandler()], False
 lm_eval.api.task.tqdm = functools.partial(tqdm, disable=True)
@@ -45,10 +45,10 @@ lm_eval.api.task.tqdm = functools.partial(tqdm, disable=True)
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a model reached in one task or group of tasks.
+    """The result of a model in one task or group of tasks.
 
-    metrics: by name, without filter where that is the only one. stderr: standard errors of those that have one. documents: number
-    that was measured, None for a group that does not say. shots: examples before each question.
+    metrics: by name, without the filter if there is only one. stderr: standard errors, where known. documents: how many were
+    measured, None for a group that does not say. shots: examples before each question.
     """
 
     task: str
@@ -59,7 +59,7 @@ class Score:
 
     @property
     def main(self) -> tuple[str, float] | None:
-        """The metric that stands for the task, and its value."""
+        """The task's main metric and its value."""
         for name in MAIN_METRICS:
             for key, value in self.metrics.items():
                 if key.partition(",")[0] == name:
@@ -70,8 +70,8 @@ class Score:
 class TaskSet:
     """Tasks by name, each loaded once.
 
-    include: folders with tasks of one's own, as YAML files. A YAML file may name Python functions beside it, which are then run:
-    use only files that you trust. Raises InputError for an unknown name, and for a data set that cannot be had.
+    include: folders with the user's own tasks, as YAML files. A YAML file may name Python functions in files next to it, which
+    are then run: use only files that you trust. Raises InputError for an unknown name, and for a data set that cannot be loaded.
     """
 
     def __init__(self, names: Sequence[str], *, include: Sequence[Path] = ()) -> None:
@@ -105,7 +105,7 @@ class TaskSet:
 
 @functools.cache
 def all_tasks(include: tuple[str, ...]) -> Any:
-    """lm_eval's list of its own tasks and those of folders: 14,000 files, so they are read once in a process."""
+    """Return lm_eval's list of its own tasks and those in folders. It reads 14,000 files, so it is cached for the process."""
     with _quiet():
         return TaskManager(include_path=list(include) or None)
 
@@ -114,7 +114,7 @@ _Hf: Any = HFLM
 
 
 class _HarnessModel(_Hf):  # type: ignore[misc]  # lm_eval is untyped
-    """A model as lm_eval's program opens it (`--model hf`). shows: whether progress bars are shown; for the rest see HFLM."""
+    """A model as lm_eval's program opens it (`--model hf`). shows: whether to show progress bars; for the rest see HFLM."""
 
     shows: bool = False
 
@@ -135,7 +135,7 @@ class _HarnessModel(_Hf):  # type: ignore[misc]  # lm_eval is untyped
 
 
 HarnessModel: Any = _HarnessModel
-"""The class; without a type, since what it is made of has none."""
+"""The class, typed Any because its base class is untyped."""
 
 
 def open_for_harness(
@@ -177,15 +177,15 @@ def score(
 ) -> list[Score]:
     """Measure a model on tasks.
 
-    shots: examples before each question; None for each task's own number. limit: most documents of each task. seed: of the choice
-    of examples and of all else that is drawn; None for lm_eval's own. alone: whether nothing else runs in this process, so that
-    the global random generators are seeded as lm_eval's program does, and standard errors estimated. Raises InputError and
+    shots: examples before each question; None for each task's own number. limit: most documents of each task. seed: for choosing
+    examples and all other random choices; None for lm_eval's own seeds. alone: whether nothing else runs in this process. Then
+    the global random generators are seeded as lm_eval's program does, and standard errors are estimated. Raises InputError and
     ModelError.
     """
     loaded = tasks.load()
     for task in loaded["tasks"].values():
         fixed = task.get_config("num_fewshot")
-        if shots is not None and fixed != 0:  # a task that says 0 has examples in its own text
+        if shots is not None and fixed != 0:  # a task with 0 has its examples in its own text
             task.set_config(key="num_fewshot", value=shots)
         elif fixed is None:
             task.set_config(key="num_fewshot", value=0)
@@ -215,12 +215,12 @@ def _score(name: str, found: Mapping[str, Any]) -> Score:
 
 
 def _short(key: str) -> str:
-    """`acc,none` is `acc`; a filter's name stays."""
+    """Return the metric's name without `,none`; other filters' names stay."""
     return key.removesuffix(",none")
 
 
 def _load_one(load: Any, name: str) -> None:
-    """Load one task's data, to say what is wrong with it. Raises InputError."""
+    """Load one task's data, so that an error names the task. Raises InputError."""
     try:
         with _quiet():
             load([name])

@@ -1,7 +1,7 @@
-"""Evaluations of a client while it trains: a thread of low priority that works whenever the trainer does not need the model.
+"""Evaluations of a client while it trains: a thread of low priority that works when the trainer does not need the model.
 
-Prompts are answered by the first model, then at most every PROMPT_SECONDS, and once more at the end; tasks are measured over
-and over, each time completely. A task that fails is reported once and left out from then on; training never notices.
+Prompts are answered by the first model, then at most every PROMPT_SECONDS, and once more at the end. Tasks are measured again and
+again, each time completely. A task that fails is reported once and then left out; training is not affected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from psyche_core.telemetry import events as telemetry
 
 PROMPT_SECONDS = 30.0
 PAUSE_SECONDS = 1.0
-"""Pause between looks at whether the model has changed since it was measured."""
+"""Pause between two checks of whether the model has changed since it was measured."""
 
 PROMPT_CHARACTERS = 400
 """Longest text in an event."""
@@ -43,10 +43,10 @@ class Plan:
 
 
 class InRunEvaluator:
-    """Carries a plan out in a thread.
+    """Carries out a plan in a thread.
 
-    spare: lends the model. files: returns the model's small files by name, of which the tokenizer is read. report: gets events,
-    in the evaluator's thread.
+    spare: lends the model. files: returns the model's small files by name, from which the tokenizer is read. report: called with
+    events, in the evaluator's thread.
     """
 
     def __init__(
@@ -63,19 +63,22 @@ class InRunEvaluator:
         self._thread = threading.Thread(target=self._run, name="psyche-evaluation", daemon=True)
 
     def start(self) -> None:
-        """Begin; the model may be loaded later."""
+        """Start the thread. The model may be loaded later."""
         if not self._plan.prompts:
             self._spare.note_first_seen()  # tasks take too long for anybody to wait for them
         self._thread.start()
 
     def answer_last(self, seconds: float) -> None:
-        """Block until the prompts were answered by the run's last model, at most some seconds."""
+        """Block until the run's last model has answered the prompts, but at most for some seconds."""
         if self._plan.prompts and self._thread.is_alive():
             self._last_wanted.set()
             self._last_done.wait(seconds)
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End the thread, and wait some seconds for it: it may be importing or downloading, which ends with the process."""
+        """End the thread and wait some seconds for it.
+
+        An import or a download in it may take longer; it ends with the process.
+        """
         self._spare.close()
         self._thread.join(seconds)
 
@@ -88,7 +91,7 @@ class InRunEvaluator:
             self._work()
         except (SpareTimeOver, Reclaimed):
             pass
-        except Exception as error:  # whatever an evaluation does, training goes on
+        except Exception as error:  # training goes on, whatever an evaluation raises
             self._warn("evaluations were given up", error)
         finally:
             self._spare.note_first_seen()
@@ -130,7 +133,7 @@ class InRunEvaluator:
         return time.monotonic() - prompted[0] > PROMPT_SECONDS and self._spare.step != prompted[1]
 
     def _answer_prompts(self) -> tuple[float, int]:
-        """Answer all prompts. Returns when and by which model they were begun."""
+        """Answer all prompts. Return when this began and at which step the model was then."""
         began = time.monotonic(), self._spare.step
         if not self._plan.prompts:
             return began
@@ -139,7 +142,7 @@ class InRunEvaluator:
 
         for number, prompt in enumerate(PROMPTS):
             if self._last_wanted.is_set() and began[1] != self._spare.step:
-                break  # the last model answers all of them
+                break  # the last model will answer all of them
             try:
                 text, first, last = write_in_spare_time(self._spare, self._tokenizer, prompt)
             except (SpareTimeOver, Reclaimed):
@@ -152,7 +155,7 @@ class InRunEvaluator:
         return began
 
     def _open_tasks(self) -> dict[str, Any]:
-        """The tasks whose data is here, by name."""
+        """Return the tasks whose data could be loaded, by name."""
         found: dict[str, Any] = {}
         if not self._plan.tasks:
             return found
@@ -172,7 +175,7 @@ class InRunEvaluator:
         return found
 
     def _measure(self, name: str, tasks: Any) -> int | None:
-        """Measure one task and report it. Returns the step of the model that was measured, None if it failed."""
+        """Measure one task and report it. Return the step of the model that was measured; None if it failed."""
         from psyche_core.evaluation.harness import score
         from psyche_core.evaluation.spare_model import MeasureStopped, SpareModel
 
@@ -190,7 +193,7 @@ class InRunEvaluator:
                 raise SpareTimeOver from error
             self._warn(f"the evaluation {name} failed and is left out", error)
             return None
-        for each in scores[:1]:  # a group's first is the group itself
+        for each in scores[:1]:  # the first score of a group is that of the whole group
             if each.main is not None:
                 metric, value = each.main
                 self._report(telemetry.Evaluated(name, metric, value, each.documents or 0, first, model.last_step))

@@ -1,7 +1,7 @@
-"""The prompt task of a training client: what the model writes after a few fixed prompts, again and again while it trains.
+"""The prompt task of a training client: the model continues a few fixed prompts, again and again while it trains.
 
-Temperature and seed are always the same, so that texts differ because the model does. A text that the trainer interrupts is
-continued later, with the weights of then.
+Temperature and seed are always the same, so only the model's changes can change the texts. A text that the trainer interrupts is
+continued later, with the weights that the model has then.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def write_in_spare_time(
 
 
 def _go_on(model: TextModel, prompt: str, written: list[int], processors: Any, most: int) -> bool:
-    """Add tokens to `written` until the text is complete."""
+    """Add tokens to `written` until the text is complete, then return True."""
     start = encode(model, prompt)
     most_new = most if model.max_tokens is None else min(most, model.max_tokens - start.shape[1])
     if len(written) >= most_new or (written and written[-1] in ends_of(model)):
@@ -68,7 +68,7 @@ def _go_on(model: TextModel, prompt: str, written: list[int], processors: Any, m
 
 
 class _Collector:
-    """Gets each token when it is chosen; the first call has the prompt."""
+    """Receives each token when it is chosen; the first call has the prompt."""
 
     def __init__(self, into: list[int]) -> None:
         self._into = into
@@ -81,4 +81,4 @@ class _Collector:
         self._prompted = True
 
     def end(self) -> None:
-        """Nothing to do at the end of a text."""
+        """Do nothing at the end of a text."""

@@ -1,7 +1,7 @@
-"""How the next token is chosen: always the likeliest, or at random with a seed of its own.
+"""How the next token is chosen: always the most likely one, or at random with its own seed.
 
-The random numbers come from a generator of this module's own and are drawn on the CPU. So a seed means the same text on each
-device, except for rounding, and nothing else in the process that draws random numbers is disturbed.
+The random numbers come from this module's own generator and are drawn on the CPU. So a seed gives the same text on each device,
+except for rounding, and other code in the process that draws random numbers is not affected.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sampling:
         return self.temperature < _SMALLEST
 
     def processors(self) -> Any:
-        """Return what transformers applies to the logits of each token before it takes the likeliest one."""
+        """Return the processors that transformers applies to each token's logits before it takes the most likely token."""
         found = transformers.LogitsProcessorList()
         if self.greedy:
             return found
@@ -55,7 +55,7 @@ class Sampling:
 
 
 class SeededChoice(transformers.LogitsProcessor):
-    """Adds Gumbel noise: the largest sum belongs to a token drawn with the probabilities that the logits mean."""
+    """Adds Gumbel noise: the largest sum then belongs to a token drawn with the probabilities of the logits."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)

@@ -11,13 +11,13 @@ from psyche_core.evaluation.spare_time import Reclaimed, SpareTime
 
 
 class MeasureStopped(Exception):
-    """A measurement was given up, because something else is wanted first."""
+    """A measurement was ended early, because another task has priority."""
 
 
 class _SpareModel(HarnessModel):  # type: ignore[misc]  # lm_eval is untyped
     """Computes in spare time; a batch that the trainer interrupts is computed again. Build it while the module is borrowed.
 
-    stops: whether to give the measurement up, with MeasureStopped.
+    stops: returns whether to end the measurement early, with MeasureStopped.
 
     last_step: of the model that computed the newest batch.
     """
@@ -26,7 +26,7 @@ class _SpareModel(HarnessModel):  # type: ignore[misc]  # lm_eval is untyped
         self._stops = stops
         self._spare = spare
         self.last_step: int = spare.step
-        module.tie_weights = lambda *_, **__: None  # HFLM ties weights anew; these belong to a trainer
+        module.tie_weights = lambda *_, **__: None  # HFLM would tie the weights again, but they belong to a trainer
         try:
             super().__init__(pretrained=module, tokenizer=tokenizer, backend="causal", batch_size=1)
         finally:
@@ -54,4 +54,4 @@ class _SpareModel(HarnessModel):  # type: ignore[misc]  # lm_eval is untyped
 
 
 SpareModel: Any = _SpareModel
-"""The class; without a type, since what it is made of has none."""
+"""The class, typed Any because its base class is untyped."""

@@ -1,8 +1,8 @@
 """Lends the model of a training client to evaluations while nothing else needs it.
 
-The trainer always comes first. It says when it works (`reclaim`, `release`); whoever has borrowed the model then stops at its
-next layer, with the exception Reclaimed, and asks again. So training waits for at most one layer. The lent weights are the
-run's (the optimizer's masters), whatever the trainer last computed with. Borrowing leaves the module as it was.
+The trainer always has priority. It says when it works (`reclaim`, `release`); a borrower of the model is then stopped at its next
+layer by the exception Reclaimed, and borrows again. So training waits for at most one layer. The lent weights are the run's (the
+optimizer's master weights), not those with which the trainer last computed. Borrowing does not change the module permanently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Reclaimed(Exception):
-    """The trainer needs the model now: give it back, and borrow it again to go on."""
+    """The trainer needs the model now: return it, and borrow it again to continue."""
 
 
 class SpareTimeOver(Exception):
@@ -24,7 +24,7 @@ class SpareTimeOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """A model to read with. module: of transformers. step: the last one whose results are in it."""
+    """A borrowed model. module: of transformers. step: the last one whose results are in it."""
 
     module: Any
     step: int
@@ -48,18 +48,18 @@ class SpareTime:
         self.step: int = 0
 
     def reclaim(self) -> bool:
-        """The trainer needs the model: returns whether `wait_until_free` has to be called, because it is lent."""
+        """Claim the model for the trainer. Return whether it is lent now, so that `wait_until_free` must be called."""
         with self._condition:
             self._claims += 1
             return self._lent
 
     def wait_until_free(self) -> None:
-        """Block until nobody has borrowed the model."""
+        """Block until no borrower has the model."""
         with self._condition:
             self._condition.wait_for(lambda: not self._lent)
 
     def release(self) -> None:
-        """The trainer does not need the model now, and has changed its weights."""
+        """End a claim of the trainer, which may have changed the weights."""
         with self._condition:
             self._claims -= 1
             self._stale = True
@@ -95,7 +95,7 @@ class SpareTime:
 
     @contextmanager
     def borrow(self) -> Iterator[Loan]:
-        """Wait for the model and hold it. Inside, the model raises Reclaimed once the trainer needs it. Raises SpareTimeOver."""
+        """Wait for the model and hold it. The model raises Reclaimed once the trainer needs it. Raises SpareTimeOver."""
         with self._condition:
             while True:
                 self._condition.wait_for(lambda: self._closed or not self._claims)
@@ -104,7 +104,7 @@ class SpareTime:
                 module = self._module()
                 if module is not None:
                     break
-                self._condition.wait(timeout=1.0)  # it is loaded by a claim, whose release notifies
+                self._condition.wait(timeout=1.0)  # a claim loads the model, and its release notifies
             self._lent = True
             step, stale, self._stale = self.step, self._stale, False
         try:
@@ -126,14 +126,14 @@ class SpareTime:
 
 
 def _layers(module: Any) -> list[Any]:
-    """The module and all members of its lists of layers."""
+    """Return the module and all members of its lists of layers."""
     lists = [each for each in module.modules() if type(each).__name__ == "ModuleList"]
     return [module, *(layer for each in lists for layer in each)]
 
 
 @contextmanager
 def _as_for_reading(module: Any) -> Iterator[None]:
-    """The module in eval mode and without gradient checkpointing, which would also switch its cache off; then as before."""
+    """Put the module into eval mode without gradient checkpointing, which would also disable its cache; restore it afterwards."""
     parts = list(module.modules())
     training = [part.training for part in parts]
     recomputing = [part for part in parts if getattr(part, "gradient_checkpointing", False) is True]

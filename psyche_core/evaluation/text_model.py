@@ -34,7 +34,7 @@ class TextModel:
 
     @property
     def device(self) -> torch.device:
-        """Where token ids go."""
+        """The device for token ids."""
         return torch.device(self.module.device)
 
 
@@ -68,7 +68,7 @@ def expect_weights(folder: Path) -> dict[str, str]:
 
 
 def text_model(module: Any, tokenizer: Any) -> TextModel:
-    """A module in memory with a tokenizer. Raises NoSuchModel if they do not fit together."""
+    """Combine a module in memory with a tokenizer. Raises NoSuchModel if they do not fit together."""
     rows = int(module.get_input_embeddings().num_embeddings)
     if len(tokenizer) > rows:
         message = f"the tokenizer has {len(tokenizer)} tokens and the model knows {rows}; name the model's own with --tokenizer"

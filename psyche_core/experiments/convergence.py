@@ -1,4 +1,4 @@
-"""How an optimizer's settings change the loss: the same small model on the same tokens, once for each recipe and seed.
+"""Measures how an optimizer's settings change the loss: trains the same small model on the same tokens for each recipe and seed.
 
 A seed determines the first weights and the order of the data, which are the same for every recipe. DisTrO and SparseLoCo are
 trained by several members that share each batch, with the delay of two steps that a run has. AdamW is the plain optimizer on the
@@ -34,9 +34,10 @@ BETAS, EPSILON, WEIGHT_DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
 class Recipe:
     """An optimizer with settings.
 
-    optimizer: `AdamW`, or a plugin's name with settings. rate: base learning rate of the schedule. settings: those of AdamW are
-    `rates`, see `psyche_core.interfaces.rate_groups`; `delay`, the steps from a gradient to the step that trains on it, 0 as in
-    ordinary training, 2 as in a run; and `look_ahead`, whether weights that lack updates are moved on by the last one.
+    optimizer: `AdamW`, or a plugin's name. rate: base learning rate of the schedule. settings: the plugin's; for AdamW they are
+    `rates`, see `psyche_core.interfaces.rate_groups`; `delay`, the number of steps between computing a gradient and applying it
+    (0 as in ordinary training, 2 as in a run); and `look_ahead`, whether weights that lack updates are extrapolated by the last
+    update.
     """
 
     optimizer: str
@@ -67,7 +68,7 @@ class Recipe:
         )
 
     def as_settings(self) -> dict[str, Any]:
-        """Settings and base rate, for JSON."""
+        """Return settings and base rate, for JSON."""
         return {**self.settings, "learning_rate": self.rate}
 
 
@@ -89,7 +90,7 @@ class Outcome:
         return self.losses[-1][1]
 
     def as_table(self) -> dict[str, Any]:
-        """The outcome as a table for JSON."""
+        """Return the outcome as a table for JSON."""
         return {
             "optimizer": self.recipe.optimizer,
             "settings": self.recipe.as_settings(),
@@ -111,7 +112,7 @@ class Outcome:
 def usual_recipes(
     *, topk: Sequence[int] = (8, 16, 64), decays: Sequence[float] = (0.999, 0.995), adamw_rate: float, distro_rate: float
 ) -> Iterator[Recipe]:
-    """AdamW, and DisTrO with values and with signs for each number of coefficients and each decay."""
+    """Yield AdamW, and DisTrO with values and with signs for each number of coefficients and each decay."""
     yield Recipe(PLAIN_ADAMW, adamw_rate)
     for quantize in (False, True):
         for keep in topk:
@@ -130,7 +131,7 @@ def usual_recipes(
 def sparseloco_recipes(
     *, topk: Sequence[int] = (8, 16, 64), rate: float, inner_steps: int, outer_rate: float
 ) -> Iterator[Recipe]:
-    """SparseLoCo for each number of values in a chunk, which has as many elements as DisTrO's."""
+    """Yield SparseLoCo for each number of values in a chunk. A chunk has as many elements as one of DisTrO."""
     for keep in topk:
         settings = {
             "clip_grad_norm": CLIP,
@@ -159,7 +160,7 @@ class Task:
 
 
 def scaled_schedule(schedule: Choice, rate: float, *, steps: int) -> Choice:
-    """A schedule with base rate `rate`, all other rates scaled in proportion, and `steps` steps in total."""
+    """Return a schedule with base rate `rate`, all other rates scaled in proportion, and `steps` steps in total."""
     table = dict(schedule.settings or {})
     factor = rate / table["base_lr"]
     scaled = {key: value * factor if key.endswith("_lr") else value for key, value in table.items()}
@@ -171,8 +172,8 @@ def scaled_schedule(schedule: Choice, rate: float, *, steps: int) -> Choice:
 def train_plain_adamw(task: Task, model: Model, recipe: Recipe, *, schedule: Choice, seed: int) -> Outcome:
     """Train with full gradients. bytes_per_step is the size of float32 gradients, which a member would send.
 
-    They are applied at once, or with the recipe's `delay` d before step s + d, as results are in a run. `look_ahead` then trains
-    on weights that are moved on by the last update, once for each update they lack.
+    They are applied at once, or with the recipe's `delay` d before step s + d, as results are in a run. With `look_ahead`, the
+    gradient is computed at weights to which the last update is added once for each update that they lack.
     """
     parameters = list(model.parameters.values())
     optimizer = _adamw(model, recipe)
@@ -213,20 +214,20 @@ def train_plain_adamw(task: Task, model: Model, recipe: Recipe, *, schedule: Cho
 
 
 def _adamw(model: Model, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW with the recipe's rate groups. Each group's `rate` is its factor of the learning rate."""
+    """Make AdamW with the recipe's rate groups. Each group's `rate` is its factor of the learning rate."""
     groups = RateGroups.model_validate(recipe.settings.get("rates") or {})
     rates = groups.tensor_rates({name: tuple(parameter.shape) for name, parameter in model.parameters.items()})
     each = []
     for name, parameter in model.parameters.items():
         rate = rates[name]
-        decay = WEIGHT_DECAY * rate.weight_decay / rate.rate  # torch multiplies it by the tensor's rate, we by the run's
+        decay = WEIGHT_DECAY * rate.weight_decay / rate.rate  # torch multiplies it by the tensor's rate, a run by the run's rate
         each.append({"params": [parameter], "rate": rate.rate, "weight_decay": decay})
     return torch.optim.AdamW(each, lr=recipe.rate, betas=BETAS, eps=EPSILON)
 
 
 @torch.no_grad()
 def _move(parameters: Sequence[Tensor], moved: Sequence[Tensor], *, times: int) -> list[Tensor]:
-    """Add an update `times` times, if there is one. Returns the values before; none where nothing moved."""
+    """Add an update `times` times, if there is one. Return the values before; an empty list if nothing was added."""
     if not moved or not times:
         return []
 
@@ -244,7 +245,7 @@ def _restore(parameters: Sequence[Tensor], before: Sequence[Tensor]) -> None:
 
 
 def train_members(task: Task, trainers: Sequence[Trainer], recipe: Recipe, *, seed: int) -> Outcome:
-    """Train several members, each with its own optimizer, with the overlap of a run.
+    """Train several members, each with its own optimizer, with the same delay as in a run.
 
     trainers: made for this recipe and its schedule.
     """
@@ -260,7 +261,7 @@ def train_members(task: Task, trainers: Sequence[Trainer], recipe: Recipe, *, se
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Recipes by mean final loss, best first, with the spread over seeds."""
+    """Return a table of recipes by mean final loss, best first, with the spread over seeds."""
     by_recipe: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_recipe.setdefault(outcome.recipe.title, []).append(outcome)
@@ -275,7 +276,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _words(rates: Mapping[str, Any]) -> str:
-    """A table of rate groups in few words, for tables; empty for none."""
+    """Return rate groups in few words, for tables; empty for none."""
     decays = {f"decay of {kind}": factor for kind, factor in rates.get("weight_decay", {}).items()}
     plain = {key: value for key, value in rates.items() if key not in ("weight_decay", "by_name")} | decays
     named = {
@@ -289,7 +290,7 @@ def _words(rates: Mapping[str, Any]) -> str:
 
 
 def _together(shares: Sequence[Samples]) -> Samples:
-    """All members' samples as one batch."""
+    """Return all members' samples as one batch."""
     first = shares[0]
     tokens = b"".join(share.tokens for share in shares)
     return Samples(tokens, sum(share.count for share in shares), first.sequence_length, first.token_size)

@@ -1,8 +1,8 @@
-"""Runs the trainings of a convergence experiment: one after another, or several at once in processes of their own.
+"""Runs the trainings of a convergence experiment: one after another, or several at once in separate processes.
 
-Trainings of small models wait for one core, on a GPU too, where they leave most of the device idle. So several at once take less
-time, until cores or the device's memory are used up. A process trains what it would train alone: outcomes are the same, except
-for what the number of torch's threads changes in rounding.
+A training of a small model is limited by one core, even on a GPU, and leaves most of the device idle. So several at once take
+less time, until cores or the device's memory are used up. A process trains exactly what it would train alone: outcomes are the
+same, except for rounding differences caused by the number of torch's threads.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ async def train_recipes(
     jobs: int = 1,
     torch_threads: int | None = None,
 ) -> None:
-    """Train all recipes but the known ones (title, seed), and call `finished` with each outcome when it is there.
+    """Train all recipes but the known ones (title, seed), and call `finished` with each outcome.
 
     jobs: number of trainings at once; with more than one, each is a process, which finds the plugins itself. torch_threads: of
     each process; None: torch's choice for one job, else an equal part of the cores. Raises UserError, DataError, ModelError and
-    NonFiniteError; then the others are ended.
+    NonFiniteError; then the other trainings are ended.
     """
     if jobs == 1:
         if torch_threads is not None:
@@ -70,7 +70,7 @@ async def train_recipes(
 
 
 async def _trained_alone(job: Job) -> Outcome:
-    """Train in a process of its own, which is ended when this is cancelled. Raises what the training raised."""
+    """Train in a separate process, which is ended when this is cancelled. Raises the same errors as the training."""
     command = [sys.executable, "-m", Job.__module__]
     process = await anyio.run_process(command, input=job.encode(), stderr=None, check=False)
     if process.returncode or not process.stdout:

@@ -60,7 +60,7 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An experiment whose files are at hand.
+    """An experiment whose files have been read or found.
 
     validation: samples on which losses are measured. folder: where the model's description, or its weights, are.
     """
@@ -121,7 +121,7 @@ async def outcomes(
 async def _provider(
     experiment: Experiment, files: Path, registry: PluginRegistry, *, shuffled_by: int | None = None
 ) -> AbstractAsyncContextManager[DataProvider]:
-    """The provider of local token files, in their order or in that of a seed."""
+    """Return the provider of local token files, in their own order or shuffled by a seed."""
     place = held_out_place(files, experiment.token_size)
     if shuffled_by is not None:
         place = Choice(place.name, {**(place.settings or {}), "shuffle": {"Seeded": [shuffled_by % 256] * 32}})

@@ -35,7 +35,7 @@ class Job:
     threads: int
 
     def encode(self) -> bytes:
-        """The job as JSON."""
+        """Return the job as JSON."""
         experiment = {each.name: getattr(self.experiment, each.name) for each in fields(Experiment)}
         experiment["run"] = self.experiment.run.model_dump(mode="json")
         recipe = {"optimizer": self.recipe.optimizer, "rate": self.recipe.rate, "settings": dict(self.recipe.settings)}
@@ -54,14 +54,14 @@ class Job:
 
 
 def encoded_outcome(found: Outcome | PsycheError) -> bytes:
-    """An outcome, or why there is none, as JSON."""
+    """Return an outcome, or why there is none, as JSON."""
     if isinstance(found, Outcome):
         return json.dumps({"outcome": found.as_table()}).encode()
     return json.dumps({"error": type(found).__name__, "message": str(found)}).encode()
 
 
 def decoded_outcome(data: bytes) -> Outcome:
-    """Read what `encoded_outcome` made. Raises the error that it holds, as PsycheError where a message is not enough."""
+    """Read what `encoded_outcome` made. If it is an error, raise that error, or PsycheError if a message alone cannot make it."""
     plain: Mapping[str, Any] = json.loads(data)
     if "outcome" in plain:
         return Outcome.of_table(plain["outcome"])
@@ -75,16 +75,16 @@ def decoded_outcome(data: bytes) -> Outcome:
 
 
 async def trained(job: Job) -> Outcome:
-    """Train. Raises what `outcomes` raises."""
+    """Train one job. Raises what `outcomes` raises."""
     registry = PluginRegistry.discover()
     (outcome,) = [each async for each in outcomes(job.experiment, [job.recipe], [job.seed], registry)]
     return outcome
 
 
 def main() -> None:
-    """Read the job, train it and write what comes of it."""
+    """Read the job, train it and write the outcome or the error."""
     results = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not get between
+    os.dup2(2, 1)  # so that nothing that a library prints gets into the results
     job = Job.decode(sys.stdin.buffer.read())
     torch.set_num_threads(job.threads)
     found: Outcome | PsycheError

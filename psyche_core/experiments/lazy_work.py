@@ -1,8 +1,9 @@
-"""What a member that did not train as it should would have to claim, so that its commitments explain what it sent.
+"""Computes what a member that did not train properly would have to claim, so that its commitments explain what it sent.
 
-A *contribution* is what a member says that it added to its delta, see `psyche_core.verification.replay`. Who computed another
-gradient claims that one, at the scale that fits best, since the scale is the cheapest thing to guess. Who sends a payload that it
-did not earn must commit to a delta of which that payload holds the largest coefficients: `forged` is the smallest such change.
+A *contribution* is what a member says that it added to its delta, see `psyche_core.verification.replay`. A member that computed
+another gradient claims that gradient, at the scale that fits best, since the scale is the easiest thing to guess. A member that
+sends a payload without training for it must commit to a delta whose largest coefficients are in that payload: `forged` is the
+smallest change that makes such a delta.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ Arrays = Sequence[NDArray[np.floating[Any]]]
 
 _SCALES = tuple(2.0 ** (power / 4) for power in range(-8, 9))
 _MARGIN = 1.001
-"""A forged coefficient is larger than all that are not sent by this factor."""
+"""A forged coefficient is larger by this factor than all coefficients that are not sent."""
 
 
 def scores(contribution: Arrays, recomputed: Arrays, before: Arrays, *, floor: float) -> Scores:
-    """The scores d of all chunks of all groups, float64 [chunks].
+    """Return the scores d of all chunks of all groups, float64 [chunks].
 
     contribution, recomputed, before: one array [chunks, size] for each group.
     """
@@ -37,9 +38,9 @@ def scores(contribution: Arrays, recomputed: Arrays, before: Arrays, *, floor: f
 
 
 def least_scores(contribution: Arrays, recomputed: Arrays, before: Arrays, *, floor: float) -> Scores:
-    """`scores` at the one scale of the contribution, a quarter to four times, that gives the least mean.
+    """Return `scores` at the scale of the contribution, from a quarter to four times, that gives the lowest mean.
 
-    From scalar products of each chunk, since d is a quotient of these: exact to their rounding, which does not matter for
+    Each score is computed as a quotient of scalar products. It is exact up to their rounding, which does not matter for
     contributions that differ.
     """
     own, other = _products(contribution, contribution), _products(recomputed, recomputed)
@@ -56,15 +57,15 @@ def least_scores(contribution: Arrays, recomputed: Arrays, before: Arrays, *, fl
 
 
 def _products(one: Arrays, other: Arrays) -> Scores:
-    """Scalar products of all rows of all groups, float64."""
+    """Return the scalar products of all rows of all groups, float64."""
     parts = [np.einsum("ij,ij->i", a.astype(np.float64), b.astype(np.float64)) for a, b in zip(one, other, strict=True)]
     return np.concatenate([*parts, np.zeros(0)])
 
 
 def forged(replay: Replay, base: Arrays, known: Arrays | None, target: Arrays) -> list[NDArray[np.float64]]:
-    """The contribution to claim so that `target` is the payload of delta, by group.
+    """Return the contribution to claim so that `target` is the payload of delta, by group.
 
-    base: delta before the contribution is added, that is decay (delta - taken). known: the true contribution where the member has
+    base: delta before the contribution is added, that is decay (delta - taken). known: the true contribution if the member has
     computed it; None for a member that has not trained. target: values of the payload at their positions, zero elsewhere.
     """
     start = list(base) if known is None else [one + other for one, other in zip(base, known, strict=True)]
@@ -78,7 +79,7 @@ def forged(replay: Replay, base: Arrays, known: Arrays | None, target: Arrays) -
 
 
 def random_payload(replay: Replay, counts: Sequence[int], generator: np.random.Generator) -> list[NDArray[np.float64]]:
-    """As many coefficients as a chunk may send, at random positions and with random signs. counts: chunks of each group."""
+    """Return as many random coefficients as a chunk may send, as positions and signs. counts: number of chunks of each group."""
     found = []
     for group, count in zip(replay.groups, counts, strict=True):
         values = np.zeros((count, group.size))

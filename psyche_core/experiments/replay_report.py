@@ -1,8 +1,8 @@
-"""What measured scores of replays say: tables, a threshold, and how often it would be wrong.
+"""Interprets measured scores of replays: tables, a threshold, and how often that threshold would be wrong.
 
-The threshold is the geometric mean of three times the largest honest score and the least score of a full cheat, in every second
-share; the figures are those of the other shares, which had no part in it. Scores of one share are not independent, so bounds
-count shares, not draws.
+The threshold is the geometric mean of three times the largest honest score and the lowest score of a full cheat, over every
+second share. The error rates are measured on the other shares, which did not influence it. Scores of one share are not
+independent, so bounds count shares, not draws.
 """
 
 from __future__ import annotations
@@ -20,28 +20,31 @@ from psyche_core.verification.chances import ejected_within, upper_bound
 from psyche_core.verification.replay import Rule, Scores
 
 ROUNDS, RATE = 100, 0.1
-"""For chances of ejection: rounds, and the share of a member's shares that is challenged."""
+"""For probabilities of ejection: number of rounds, and the fraction of a member's shares that is challenged."""
 
 HONEST_ROUNDS = 500
-"""For the chance that an honest member is ejected."""
+"""Number of rounds for the probability that an honest member is ejected."""
 
 _MARGIN = 3.0
-"""Honest scores are taken to reach so many times what was seen: of more shares the largest is larger."""
+"""Honest scores are assumed to reach this many times the largest one seen, because more shares have larger extremes."""
 
 _LEAST_HONEST, _LEAST_HONEST_MEDIAN = 1e-3, 1e-4
-"""And at least this, they and medians of them: a machine that was not tried may differ more."""
+"""Honest scores, and medians of them, are assumed to reach at least this: a machine that was not tested may differ more."""
 
 _GROUPS = 2000
-"""Medians of so many random groups of challenges are looked at."""
+"""Number of random groups of challenges whose medians are computed."""
 
 
 ENOUGH_SHARES = 80
-"""With fewer shares a report says that they are too few: half of them choose the threshold, half of them test it."""
+"""With fewer shares a report says that they are too few: half of them choose the threshold, the other half test it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Scores of one kind in one phase. shares: measured. least, median, high (99 of 100 are below it), largest: of all draws."""
+    """Scores of one kind in one phase. shares: number measured.
+
+    least, median, high (99 % are below it), largest: of all draws.
+    """
 
     title: str
     phase: str
@@ -52,7 +55,7 @@ class Row:
     largest: float
 
     def as_table(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the row for JSON."""
         return {
             "title": self.title,
             "phase": self.phase,
@@ -68,11 +71,11 @@ class Row:
 class Proposal:
     """A threshold and how often it is wrong.
 
-    threshold: None where no number lies between honest work and full cheats. honest_max, cheat_min: of the shares that it was
-    chosen with. false_positives: share of honest draws above it, of the other shares. false_positive_bound: 95 % upper bound of
-    the probability that a share has such a draw. false_negatives: by kind, share of draws that pass. after_tie_break: the same
-    for the rule that also looks at the tie-breaker's own difference. ejected: by kind, probability within 100 rounds at 10 %.
-    honest_ejected: of an honest member within 500, if nobody broke ties.
+    threshold: None if no number lies between honest work and full cheats. honest_max, cheat_min: of the shares with which it was
+    chosen. false_positives: fraction of honest draws above it, of the other shares. false_positive_bound: 95 % upper bound of the
+    probability that a share has such a draw. false_negatives: by kind, fraction of draws that pass. after_tie_break: the same for
+    the rule that also uses the tie-breaker's own difference. ejected: by kind, probability within 100 rounds at 10 %.
+    honest_ejected: of an honest member within 500 rounds, if nobody broke ties.
     """
 
     threshold: float | None
@@ -88,7 +91,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class MedianProposal:
-    """The threshold for the median of a member's last challenges, as `Proposal`: honest work against all samples but one."""
+    """A threshold for the median of a member's last challenges, see `Proposal`: honest work against all samples but one."""
 
     threshold: float | None
     false_positives: float
@@ -96,7 +99,7 @@ class MedianProposal:
 
 
 def honest_rows(shares: Sequence[MeasuredShare]) -> list[Row]:
-    """Scores of honest work by phase and pair of kinds of arithmetic."""
+    """Return scores of honest work by phase and pair of kinds of arithmetic."""
     pairs = list(dict.fromkeys(pair for share in shares for pair in share.honest))
     return [
         _row(f"{trainer} | {verifier}", phase, [share.honest[trainer, verifier] for share in own])
@@ -106,7 +109,7 @@ def honest_rows(shares: Sequence[MeasuredShare]) -> list[Row]:
 
 
 def lazy_rows(shares: Sequence[MeasuredShare]) -> list[Row]:
-    """Scores of lazy work by kind and phase."""
+    """Return scores of lazy work by kind and phase."""
     rows = []
     for kind in LAZY:
         for phase, own in _by_phase(shares):
@@ -116,7 +119,7 @@ def lazy_rows(shares: Sequence[MeasuredShare]) -> list[Row]:
 
 
 def proposal(shares: Sequence[MeasuredShare], rule: Rule) -> Proposal:
-    """A threshold for single challenges."""
+    """Return a threshold for single challenges."""
     choosing, testing = _halves(shares)
     honest_max = max((float(found.max()) for share in choosing for found in share.honest.values()), default=math.nan)
     cheats = [float(found.min()) for share in choosing for kind, found in share.lazy.items() if kind in FULL_CHEATS]
@@ -149,7 +152,7 @@ def proposal(shares: Sequence[MeasuredShare], rule: Rule) -> Proposal:
 
 
 def median_proposal(shares: Sequence[MeasuredShare], rule: Rule) -> MedianProposal | None:
-    """A threshold for the median of a member's last challenges; None without shares of all samples but one."""
+    """Return a threshold for the median of a member's last challenges; None without shares of all samples but one."""
     choosing, testing = _halves([share for share in shares if ALL_BUT_ONE in share.lazy])
     if not choosing or not testing:
         return None
@@ -162,7 +165,7 @@ def median_proposal(shares: Sequence[MeasuredShare], rule: Rule) -> MedianPropos
 
 
 def as_table(shares: Sequence[MeasuredShare], rule: Rule) -> dict[str, Any]:
-    """All of it for JSON. Scores are dimensionless, 0 to 2; chances are 0 to 1."""
+    """Return the whole report for JSON. Scores are dimensionless, 0 to 2; probabilities are 0 to 1."""
     found, median = proposal(shares, rule), median_proposal(shares, rule)
     overlaps = [share.overlap for share in shares if share.overlap is not None]
     return {
@@ -197,7 +200,7 @@ def as_table(shares: Sequence[MeasuredShare], rule: Rule) -> dict[str, Any]:
 
 
 def as_text(shares: Sequence[MeasuredShare], rule: Rule) -> str:
-    """All of it for people."""
+    """Return the whole report as text."""
     honest = [(row, (row.median, row.high, row.largest)) for row in honest_rows(shares)]
     lazy = [(row, (row.least, row.median, row.largest)) for row in lazy_rows(shares)]
     lines = _lines("T of honest work: trainer's arithmetic | verifier's", ("median", "99 %", "largest"), honest)
@@ -213,7 +216,7 @@ def as_text(shares: Sequence[MeasuredShare], rule: Rule) -> str:
 
 
 def _for_the_run_file(shares: Sequence[MeasuredShare], rule: Rule) -> list[str]:
-    """The table of a run file with what is proposed; none where no threshold is."""
+    """Return the table of a run file with the proposed thresholds; no lines if none is proposed."""
     found, median = proposal(shares, rule), median_proposal(shares, rule)
     if found.threshold is None:
         return []
@@ -262,12 +265,12 @@ def _threshold_lines(shares: Sequence[MeasuredShare], rule: Rule) -> Iterable[st
 
 
 def _wrapped(line: str) -> list[str]:
-    """Sentences in lines of at most 110 characters; a row of a table, which begins with a blank, as it is."""
+    """Return sentences in lines of at most 110 characters; a row of a table, which begins with a space, is not changed."""
     return [line] if line.startswith(" ") else textwrap.wrap(line, 110)
 
 
 def _lines(title: str, heads: Sequence[str], rows: Sequence[tuple[Row, Sequence[float]]]) -> list[str]:
-    """A table with its head."""
+    """Return a table with its head."""
     width = max([len(title) - 7, *(len(row.title) for row, _ in rows)])
     lines = [f"{title:{width + 9}} shares " + " ".join(f"{head:>8}" for head in heads)]
     for row, numbers in rows:
@@ -287,13 +290,13 @@ def _row(title: str, phase: str, found: Sequence[Scores]) -> Row:
 
 
 def _halves(shares: Sequence[MeasuredShare]) -> tuple[list[MeasuredShare], list[MeasuredShare]]:
-    """Every second share of each phase, and the others."""
+    """Return every second share of each phase, and the others."""
     phases = [own for _, own in _by_phase(shares)]
     return [share for own in phases for share in own[::2]], [share for own in phases for share in own[1::2]]
 
 
 def _between(low: float, high: float, *, at_least: float) -> float | None:
-    """The geometric mean, to two digits; None unless low < high. at_least: honest work is taken to reach as much."""
+    """Return the geometric mean, to two digits; None unless low < high. at_least: honest work is assumed to reach this."""
     low = max(_MARGIN * low, at_least)
     return float(f"{math.sqrt(low * high):.2g}") if low < high else None
 
@@ -304,7 +307,7 @@ def _share(found: Iterable[Any]) -> float:
 
 
 def _medians(shares: Sequence[MeasuredShare], count: int) -> tuple[Scores, Scores]:
-    """Medians of random groups of draws: of honest work, each group with one pair, and of all samples but one."""
+    """Return medians of random groups of draws: of honest work, each group with one pair, and of all samples but one."""
     generator = np.random.default_rng(0)
     pairs = list(shares[0].honest)
     honest = [

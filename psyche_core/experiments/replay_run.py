@@ -1,4 +1,4 @@
-"""Runs the measurement of replays from a run file: builds models and optimizers, reads data, trains with each seed.
+"""Runs the measurement of replays from a run file: builds models and optimizers, reads data, and trains with each seed.
 
 Data that only a run's server provides is rejected, and so is an optimizer whose training cannot be replayed.
 """
@@ -36,8 +36,9 @@ class ReplayExperiment:
     """The settings of a measurement.
 
     run: model, optimizer, schedule and batch sizes. data: token file or folder. token_size: bytes per token. steps: of each
-    training. members: that share a batch. shares: measured in each phase of each training. budget: seconds for all of it.
-    compared: the first is the members' own. base: folder that relative paths of the run file start from. cache: for downloads.
+    training. members: number of members that share a batch. shares: number measured in each phase of each training. budget:
+    seconds for everything. compared: kinds of arithmetic; the first is the members' own. base: folder that relative paths of the
+    run file start from. cache: folder for downloads.
     """
 
     run: RunFile
@@ -55,7 +56,7 @@ class ReplayExperiment:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A step of one training. found: its measured shares. seconds: since the beginning of all trainings."""
+    """A step of one training. found: its measured shares. seconds: time since the beginning of all trainings."""
 
     seed: int
     step: int
@@ -64,14 +65,14 @@ class MeasuredStep:
 
 
 def shortened_schedule(schedule: Choice, steps: int) -> tuple[Choice, int]:
-    """The schedule with a warm-up of at most half of the steps, and its number of warm-up steps."""
+    """Return the schedule with a warm-up of at most half of the steps, and its number of warm-up steps."""
     table = dict(schedule.settings or {})
     table["warmup_steps"] = min(table["warmup_steps"], steps // 2)
     return Choice(schedule.name, table), table["warmup_steps"]
 
 
 def phases_of(steps: int, warmup: int) -> dict[int, str]:
-    """The phase of each step, from 1: `start` while the rate rises, and at least the first two steps; `peak` afterwards."""
+    """Return the phase of each step, from 1: `start` while the rate rises, at least the first two steps; `peak` afterwards."""
     return {step: START if step <= max(2, warmup) else PEAK for step in range(1, steps + 1)}
 
 

@@ -1,10 +1,10 @@
-"""A small training whose shares are replayed: by honest verifiers that compute otherwise, and against lazy work.
+"""A small training whose shares are replayed: by honest verifiers with other arithmetic, and against lazy work.
 
-Members train as in a run, each with its own optimizer, in the first arithmetic, with the delay of two steps. Of some shares the
-gradient is computed again, at the same weights, in each other arithmetic; the difference is what an honest member is blamed for.
-For the same shares the scores of lazy work are computed, at the weights and deltas of the honest member: the least score over the
-verifier's dtypes counts, since a cheat may be lucky with its verifier. All scores are drawn as the protocol draws them, 16 chunks
-at a time.
+Members train as in a run, each with its own optimizer, in the first arithmetic, with the delay of two steps. For some shares the
+gradient is computed again, at the same weights, in each other arithmetic; the difference is the error of which an honest member
+would be accused. For the same shares the scores of lazy work are computed, at the weights and deltas of the honest member: the
+lowest score over the verifier's dtypes counts, since a cheat may be lucky with its verifier. All scores are drawn as the protocol
+draws them, 16 chunks at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from psyche_core.verification.overlap import RecentPositions
 from psyche_core.verification.replay import NOTHING_OPENED, Rule, Scores, claimed, payload_agreement
 
 MOST_CHUNKS = 512
-"""Chunks of a share that are scored; of larger models so many are drawn."""
+"""Most chunks of a share that are scored; for larger models this many are drawn."""
 
 STALE_ROUNDS = 10
 """Age of the payload that a lazy member sends again."""
@@ -43,7 +43,7 @@ LAZY = (RANDOM, STALE, COPY, FLIP, OTHER_DATA, QUARTER, HALF, ALL_BUT_ONE)
 """Kinds of lazy work, in the order of tables."""
 
 FULL_CHEATS = frozenset({RANDOM, STALE, COPY, FLIP, OTHER_DATA, QUARTER})
-"""Those that the threshold must tell from honest work."""
+"""Kinds of lazy work that the threshold must distinguish from honest work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Arithmetic:
 
     @property
     def title(self) -> str:
-        """In few words, for tables."""
+        """A short name, for tables."""
         threads = f", {self.threads} thread{'s' if self.threads > 1 else ''}" if self.device == "cpu" else ""
         return f"{self.dtype} {self.device}, batch {self.micro_batch}{threads}"
 
@@ -65,7 +65,7 @@ class Arithmetic:
 def kinds_of_arithmetic(
     *, dtypes: Sequence[str], micro_batches: Sequence[int], threads: Sequence[int], devices: Sequence[str]
 ) -> list[Arithmetic]:
-    """The first of each together, and what differs from that in one thing; every dtype with each micro-batch and device."""
+    """Return the first of each option together, and variants that differ in one; every dtype with each micro-batch and device."""
     usual = (micro_batches[0], threads[0])
     found = [Arithmetic(dtype, *usual, device) for device in devices for dtype in dtypes]
     found += [Arithmetic(dtype, size, threads[0], devices[0]) for dtype in dtypes for size in micro_batches[1:]]
@@ -111,7 +111,7 @@ class Plan:
 
 @dataclass(slots=True)
 class _Pending:
-    """A share that is measured, until all members of its round have their payloads."""
+    """A share that is being measured, kept until all members of its round have their payloads."""
 
     member: int
     phase: str
@@ -160,7 +160,7 @@ class ReplayedTraining:
             yield step, [self._scored(step, one, payloads, overlaps.get(one.member)) for one in pending]
 
     def _before(self, step: int, member: int, shares: Sequence[Samples], phase: str) -> _Pending:
-        """All gradients at the weights of this share, but the member's own, which `compress` needs afterwards."""
+        """Compute all gradients at the weights of this share, except the member's own, which `compress` needs afterwards."""
         optimizer, share = self._optimizers[member], shares[member]
         replay, rate = _replay(optimizer), self._plan.rate(step)
 
@@ -186,7 +186,7 @@ class ReplayedTraining:
     def _after(self, optimizer: Optimizer, pending: _Pending) -> None:
         replay = _replay(optimizer)
         pending.after = replay.delta(self._rows)
-        opened = zip(pending.after, pending.before, pending.claim, strict=True)  # claim still holds what was taken
+        opened = zip(pending.after, pending.before, pending.claim, strict=True)  # until the next line, claim is what was taken
         pending.claim = [claimed(after, before, taken, decay=replay.decay) for after, before, taken in opened]
 
     def _scored(self, step: int, pending: _Pending, payloads: Sequence[bytes], overlap: float | None) -> MeasuredShare:
@@ -231,7 +231,7 @@ class ReplayedTraining:
         )
 
     def _targets(self, step: int, member: int, payloads: Sequence[bytes]) -> dict[str, list[Any]]:
-        """Payloads that a member may send without having earned them, by kind."""
+        """Return payloads, by kind, that a member may send without having trained for them."""
         replay = _replay(self._optimizers[member])
         own = replay.sent(payloads[member], self._rows)
         found = {
@@ -260,7 +260,7 @@ class ReplayedTraining:
         return found
 
     def _draws(self, step: int, member: int) -> NDArray[np.int64]:
-        """Places of the drawn chunks among the scored ones, int64 [draws, 16 or fewer]."""
+        """Return places of the drawn chunks among the scored ones, int64 [draws, 16 or fewer]."""
         total = sum(row.size for row in self._rows)
         seeds = (int(number).to_bytes(32, "little") for number in range(self._plan.draws))
         return np.array([chunks(seed, height=step, trainer=member, total=total) for seed in seeds], dtype=np.int64)
@@ -279,18 +279,18 @@ class ReplayedTraining:
 
 
 def measured_shares(phases: Mapping[int, str], members: int, *, each: int) -> dict[tuple[int, int], str]:
-    """Which shares are measured: up to `each` of every phase, evenly over its steps. phases: of each step."""
+    """Choose the shares to measure: up to `each` of every phase, evenly over its steps. phases: of each step."""
     found = {}
     for phase in dict.fromkeys(phases.values()):
         steps = [step for step, own in phases.items() if own == phase]
         count = min(each, len(steps) * members)
-        for place in range(count):  # of one step at most `members`, one after the other, so these are different members
+        for place in range(count):  # at most `members` in one step, and in a row, so these are different members
             found[steps[place * len(steps) // count], place % members] = phase
     return found
 
 
 def _pairs(compared: Sequence[Arithmetic]) -> list[tuple[Arithmetic, Arithmetic]]:
-    """Pairs of trainer and verifier: the first with each (itself included), and two of any other dtype with each other."""
+    """Return pairs of trainer and verifier: the first with each (also itself), and two of any other dtype with each other."""
     first, *others = compared
     pairs = [(first, other) for other in compared]
     for place, one in enumerate(others):
@@ -299,7 +299,7 @@ def _pairs(compared: Sequence[Arithmetic]) -> list[tuple[Arithmetic, Arithmetic]
 
 
 def _rows(replay: Replay, seed: int) -> list[NDArray[np.int64]]:
-    """The chunks that are scored, by group: all of a small model, a draw of a large one."""
+    """Return the chunks that are scored, by group: all chunks of a small model, random ones of a large model."""
     counts = [group.count for group in replay.groups]
     numbers = np.array(distinct(seed.to_bytes(32, "little"), b"rows", count=MOST_CHUNKS, below=sum(counts)), dtype=np.int64)
     ends = np.cumsum([0, *counts])

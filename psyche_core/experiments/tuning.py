@@ -1,11 +1,11 @@
 """Search for optimizer settings by successive halving: which settings to try, how long, and which of them to try longer.
 
 Many candidates train for a few steps; the best of them, one in `eta`, train `eta` times as long, and so on until the last ones
-train for all steps. Every training begins anew with a schedule of its own length, so losses are compared only between trainings
-of equal length. Source: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"
-(AISTATS 2016).
+train for all steps. Every training starts from the beginning with a schedule of its own length, so losses are compared only
+between trainings of equal length. Source: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
+Optimization" (AISTATS 2016).
 
-All of this is pure: `due_trials` says what to train next from what has been trained. `tuning_run` trains.
+All of this is pure: `due_trials` computes from the finished trainings what to train next. `tuning_run` trains.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REST: Final = "rest"
 REST_KINDS: Final = ("head", "embedding", "norm")
 
 EDGE: Final = 1.1
-"""A value within this factor of an end of its range is reported as lying at the edge."""
+"""A value within this factor of an end of its range is reported as being at the edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Axis:
     whole: bool = False
 
     def value(self, position: float) -> Any:
-        """The value at a position between 0 and 1."""
+        """Return the value at a position between 0 and 1."""
         if self.choices:
             return self.choices[min(int(position * len(self.choices)), len(self.choices) - 1)]
 
@@ -58,7 +58,7 @@ class Axis:
         return round(value) if self.whole else float(f"{value:.3g}")
 
     def at_edge(self, value: Any) -> bool:
-        """Whether a value of a range lies so near an end that the best one may lie beyond it."""
+        """Return whether a value is so near an end of its range that the best one may be outside the range."""
         return not self.choices and (value <= self.low * EDGE or value >= self.high / EDGE)
 
 
@@ -95,7 +95,7 @@ def check_axes(axes: Sequence[Axis]) -> None:
 
 
 def _keys(name: str) -> list[str]:
-    """The settings that an axis changes."""
+    """Return the settings that an axis changes."""
     return [f"rates.{kind}" for kind in REST_KINDS] if name == REST else [name]
 
 
@@ -104,7 +104,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def _literal(text: str) -> Any:
-    """A choice as a TOML file would have it: a truth value, a whole number, a number, or text."""
+    """Read a choice as a TOML file would: a boolean, a whole number, a number, or text."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -129,7 +129,7 @@ class Candidate:
 
     @property
     def title(self) -> str:
-        """The candidate in few words, for tables."""
+        """A short name of the candidate, for tables."""
         if not self.number:
             return "the run file as it is"
         return ", ".join(
@@ -138,9 +138,9 @@ class Candidate:
 
 
 def candidates(axes: Sequence[Axis], count: int, *, seed: int) -> tuple[Candidate, ...]:
-    """The run file as it is, and `count` - 1 candidates spread evenly over all axes (a scrambled Sobol sequence).
+    """Return the run file as it is, and `count` - 1 candidates spread evenly over all axes (a scrambled Sobol sequence).
 
-    The first n of a longer list are the shorter list.
+    A longer list begins with the same candidates as a shorter one.
     """
     from torch.quasirandom import SobolEngine
 
@@ -151,7 +151,7 @@ def candidates(axes: Sequence[Axis], count: int, *, seed: int) -> tuple[Candidat
 
 
 def changed(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer's settings with a candidate's values. The base learning rate is no part of them."""
+    """Return an optimizer's settings with a candidate's values. The base learning rate is not one of them."""
     new = copy.deepcopy(dict(settings))
     for name, value in values.items():
         if name == RATE:
@@ -167,7 +167,7 @@ def changed(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long to train how many.
+    """How many candidates to train, and for how long.
 
     Attributes:
         lengths: steps of a training in each rung, the shortest first.
@@ -188,14 +188,14 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Steps of all trainings together, those of the run file as it is in the last rung included."""
+        """Steps of all trainings together, including those of the unchanged run file in the last rung."""
         earlier = sum(length * count for length, count in zip(self.lengths[:-1], self.counts[:-1], strict=True))
         last = self.counts[-1] if len(self.lengths) == 1 else self.counts[-1] + 1
         return earlier + self.seeds * self.lengths[-1] * last
 
 
 def rung_lengths(steps: int, *, shortest: int, eta: int) -> tuple[int, ...]:
-    """Steps of each rung: `steps`, divided by `eta` again and again, but never fewer than `shortest`."""
+    """Return the steps of each rung: `steps`, divided by `eta` again and again, but never fewer than `shortest`."""
     lengths = [steps]
     while lengths[-1] // eta >= shortest:
         lengths.append(lengths[-1] // eta)
@@ -203,7 +203,7 @@ def rung_lengths(steps: int, *, shortest: int, eta: int) -> tuple[int, ...]:
 
 
 def plan_within(total_steps: float, *, lengths: tuple[int, ...], eta: int, seeds: int, most: int = 256) -> Plan:
-    """The plan with most candidates that trains at most `total_steps` steps, with 2 at least."""
+    """Return the plan with most candidates that trains at most `total_steps` steps; it has at least 2 candidates."""
     best = Plan(lengths=lengths, candidates=2, eta=eta, seeds=seeds)
     for count in range(3, most + 1):
         plan = Plan(lengths=lengths, candidates=count, eta=eta, seeds=seeds)
@@ -223,9 +223,9 @@ class Trial:
 
 
 def due_trials(plan: Plan, losses: Mapping[Trial, float]) -> list[Trial]:
-    """The trials of the first rung that is not finished; none once all are.
+    """Return the trials of the first rung that is not finished; none if all are.
 
-    The run file as it is takes part in the last rung however it did before, so that the end of the table says what was gained.
+    The unchanged run file always takes part in the last rung, so that the end of the table shows what was gained.
 
     losses: final validation loss of each finished trial, in nats per token; infinite for one that diverged.
     """
@@ -242,7 +242,7 @@ def due_trials(plan: Plan, losses: Mapping[Trial, float]) -> list[Trial]:
 
 
 def best_of(losses: Mapping[Trial, float], rung: int) -> list[int]:
-    """Candidates of a rung, those with the lowest mean loss first; the lower number first where losses are equal."""
+    """Return the candidates of a rung, those with the lowest mean loss first; if losses are equal, the lower number first."""
     by_candidate: dict[int, list[float]] = {}
     for trial, loss in losses.items():
         if trial.rung == rung:
@@ -252,7 +252,7 @@ def best_of(losses: Mapping[Trial, float], rung: int) -> list[int]:
 
 
 def winner(losses: Mapping[Trial, float]) -> Trial | None:
-    """The best trial of the longest rung that has any, with the lowest seed. None before the first is finished."""
+    """Return the best trial of the longest rung that has any, with the lowest seed; None before the first trial is finished."""
     if not losses:
         return None
     rung = max(trial.rung for trial in losses)
@@ -261,5 +261,5 @@ def winner(losses: Mapping[Trial, float]) -> Trial | None:
 
 
 def at_edges(axes: Iterable[Axis], best: Candidate) -> list[Axis]:
-    """The axes on which the best candidate lies at an end of the range."""
+    """Return the axes on which the best candidate is at an end of the range."""
     return [axis for axis in axes if axis.name in best.values and axis.at_edge(best.values[axis.name])]

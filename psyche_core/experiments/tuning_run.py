@@ -43,7 +43,7 @@ class Finished:
         return self.losses[-1][1] if self.losses else math.inf
 
     def as_table(self) -> dict[str, Any]:
-        """The trial as a table for JSON."""
+        """Return the trial as a table for JSON."""
         return {
             "rung": self.trial.rung,
             "candidate": self.trial.candidate,
@@ -62,7 +62,7 @@ class Finished:
 
 
 def recipe_of(run: RunFile, candidate: Candidate) -> Recipe:
-    """The run's optimizer with a candidate's values."""
+    """Return the run's optimizer with a candidate's values."""
     llm = run.model.LLM
     rate = candidate.values.get(RATE, (llm.lr_schedule.settings or {}).get("base_lr"))
     if rate is None:
@@ -90,7 +90,7 @@ def check_candidates(run: RunFile, axes: Sequence[Axis], chosen: Sequence[Candid
 
 
 def tuned_tables(run: RunFile, candidate: Candidate, *, steps: int) -> dict[str, Any]:
-    """The tables of a run file that a candidate changes, ready to be written as TOML. steps: those of the run."""
+    """Return the tables of a run file that a candidate changes, ready to be written as TOML. steps: of the run."""
     llm, recipe = run.model.LLM, recipe_of(run, candidate)
     schedule = scaled_schedule(llm.lr_schedule, recipe.rate, steps=steps)
     rates = {key: float(f"{value:.6g}") if key.endswith("_lr") else value for key, value in (schedule.settings or {}).items()}
@@ -106,7 +106,7 @@ async def finished_trials(
     *,
     known: Mapping[Trial, float],
 ) -> AsyncGenerator[Finished]:
-    """Train what the plan asks for and is not known, rung by rung, until no trial is due.
+    """Train the trials of the plan that are not known, rung by rung, until no trial is due.
 
     chosen: candidates by their number. known: losses of the trials that earlier calls finished. Raises UserError, DataError and
     ModelError. A training that diverges is a finished trial without losses.

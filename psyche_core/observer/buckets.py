@@ -1,8 +1,8 @@
-"""A series of figures with bounded memory: neighbouring keys share a bucket, which keeps the mean and both extremes.
+"""A series of figures in limited memory: neighbouring keys share a bucket, which keeps the mean, the minimum and the maximum.
 
 Keys are steps or whole seconds. When there are too many buckets, their width doubles and neighbours are merged. So a series of
-any length keeps its shape, and no peak or dip is ever lost. Values may come in any order of keys, and each bucket knows the
-version of its last change, so that a reader can be sent only what is new.
+any length keeps its shape, and no peak or dip is lost. Keys may come in any order. Each bucket stores the version of its last
+change, so that a reader can be sent only what is new.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ MAX_KEY = 2**40
 
 @dataclass(slots=True)
 class Bucket:
-    """What the values of some neighbouring keys have in common.
+    """A summary of the values of some neighbouring keys.
 
-    start: first key. mean: weighted by `weight`, over the finite values; None if there are none, as for low and high, the
-    extremes. weight: sum over all values, finite or not. time: unix seconds of the newest value. changed: version of the newest.
+    start: first key. mean: weighted by `weight`, over the finite values. low, high: their minimum and maximum. All three are None
+    without a finite value. weight: sum over all values, finite or not. time: unix seconds of the newest value. changed: version
+    of the newest.
     """
 
     start: int
@@ -38,7 +39,7 @@ class Bucket:
         return self._total / self._weighed if self._weighed > 0 else None
 
     def add(self, value: float, *, weight: float, time: float, changed: int) -> None:
-        """Enter a value."""
+        """Add a value."""
         self.weight += weight
         self.time = max(self.time, time)
         self.changed = max(self.changed, changed)
@@ -49,7 +50,7 @@ class Bucket:
             self.high = value if self.high is None else max(self.high, value)
 
     def merge(self, other: Bucket) -> None:
-        """Enter all values of another bucket."""
+        """Add all values of another bucket."""
         self.weight += other.weight
         self.time = max(self.time, other.time)
         self.changed = max(self.changed, other.changed)
@@ -80,7 +81,7 @@ class BucketSeries:
         return self._buckets[max(self._buckets)] if self._buckets else None
 
     def add(self, key: int, value: float, *, time: float, changed: int, weight: float = 1.0) -> None:
-        """Enter a value.
+        """Add a value.
 
         time: unix seconds. changed: version of this change, ascending. weight: positive, for the mean. A key out of range is
         ignored.
@@ -103,7 +104,7 @@ class BucketSeries:
             self._buckets, self.reshaped = kept, changed
 
     def rows(self, *, since: int = 0) -> Iterator[Bucket]:
-        """Buckets in the order of their keys: those that changed after a version, or all if the series was reshaped after it."""
+        """Yield the buckets that changed after version `since`, by key; all if the series was reshaped since then."""
         if self.reshaped > since:
             since = -1
         for index in sorted(self._buckets):

@@ -1,4 +1,4 @@
-"""Where one client stands, from its own events: a fold over them, and what it comes to as JSON types.
+"""The status of one client, from its own events: collects them, and gives the result as JSON types.
 
 The run's part of it is a `RunView` of this one client; paths to the other members and checkpoints are added here. Text from
 others is shortened and made printable. Numbers that are not finite become None.
@@ -22,7 +22,7 @@ FORMAT = 1
 NAME_CHARACTERS = 64
 TEXT_CHARACTERS = 300
 MAX_PEERS = 4096
-"""Peers shown; far more than an epoch has members."""
+"""Most peers shown; an epoch has far fewer members."""
 
 _SOURCE = "client"
 
@@ -30,9 +30,9 @@ Document = dict[str, Any]
 
 
 class ClientStatus:
-    """Where a client stands after the events that were entered, oldest first.
+    """The status of a client after the events that were added, oldest first.
 
-    run_id, id: what is known of them otherwise, for a client whose first events are lost.
+    run_id, id: if known from elsewhere, for a client whose first events are lost.
     """
 
     def __init__(self, *, run_id: str = "", id: str = "") -> None:  # noqa: A002  # the events' word
@@ -48,17 +48,17 @@ class ClientStatus:
 
     @property
     def role(self) -> str:
-        """What the program that wrote the events said it is; empty if it has not said so."""
+        """The role that the program that wrote the events has reported; empty if it has not."""
         return self._role
 
     def handle(self, time: float, event: Event) -> None:
-        """Enter an event. time: unix seconds, from the client's clock."""
+        """Add an event. time: unix seconds, from the client's clock."""
         self._view.handle(_SOURCE, time, event)
         match event:
             case telemetry.Started():
                 self._role = event.role
                 self._view.total_steps = event.total_steps or self._view.total_steps
-                self._paths = self._paths_at = None  # those of a process that is gone
+                self._paths = self._paths_at = None  # they were those of an earlier process
             case telemetry.PeerPaths():
                 self._paths, self._paths_at = event, time
             case telemetry.ResultOverlaps():
@@ -71,7 +71,7 @@ class ClientStatus:
                 self._problem = (time, event)
 
     def document(self) -> Document:
-        """Everything as JSON types. Times are unix seconds; rates are per second; what is not known is None."""
+        """Return the status as JSON types. Times are unix seconds; rates are per second; unknown values are None."""
         view, phase = self._view, self._view.phase
         member = view.roster.members.get(_SOURCE, MemberView(_SOURCE))
         place = member.spans[-1] if member.spans else None
@@ -122,7 +122,7 @@ def _peer(each: telemetry.PathOfPeer) -> Document:
 
 
 def _alike(each: telemetry.OverlapOfResult, step: int) -> Document:
-    """A result that is so much like another that its trainer is worth a look."""
+    """Return an overlap of a result so similar to another that people should look at its trainer."""
     return {
         "member": _name(each.member),
         "step": step,

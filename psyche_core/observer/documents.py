@@ -1,7 +1,7 @@
 """What a page shows of a run, as JSON types: everything, or only what changed since a version that the page has.
 
-Text from members (names, run ids, reasons, paths) is shortened and made printable here; that it is shown as text and never as
-markup is the page's part. Numbers that are not finite become None.
+Text from members (names, run ids, reasons, paths) is shortened and made printable here. The page must show it as text and never
+as markup. Numbers that are not finite become None.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Document = dict[str, Any]
 
 
 def run_document(view: RunView, *, since: int = 0) -> Document:
-    """A run: head, series, members without their curves, lists, news.
+    """Return the document of a run: head, series, members without their curves, lists, news.
 
-    since: version that the reader has; 0 for everything. A series that says `reset` replaces what the reader has of it; its rows
-    are `[first key, mean, lowest, highest, weight, unix seconds]`, in the order of keys, for buckets of `width` keys. The other
-    lists are whole if they are there at all; news are only those after `since`.
+    since: version that the reader has; 0 for everything. A series with `reset` replaces the reader's; its rows are `[first key,
+    mean, lowest, highest, weight, unix seconds]`, in the order of keys, for buckets of `width` keys. Other lists are either
+    complete or absent; news are only those after `since`.
     """
     document: Document = {
         "format": FORMAT,
@@ -96,7 +96,7 @@ def run_document(view: RunView, *, since: int = 0) -> Document:
 
 
 def member_document(view: RunView, key: str, *, since: int = 0) -> Document | None:
-    """One member of a run, with its curve and its news. since: as for `run_document`. None if there is no such member."""
+    """Return the document of one member, with its curve and news; None if there is no such member. since: see `run_document`."""
     member = view.roster.members.get(key)
     if member is None:
         return None
@@ -118,7 +118,7 @@ def member_document(view: RunView, key: str, *, since: int = 0) -> Document | No
 
 
 def losses_document(view: RunView) -> Document:
-    """Every member's curve, for a chart of all of them: rows of [first step, mean]."""
+    """Return every member's loss curve, for a chart of all of them: rows of [first step, mean]."""
     return {
         "format": FORMAT,
         "version": view.version,
@@ -135,7 +135,7 @@ def losses_document(view: RunView) -> Document:
 
 
 def head(view: RunView) -> Document:
-    """A run in a few figures, as a list of runs shows it."""
+    """Return a run in a few figures, as a list of runs shows it."""
     phase = view.phase
     members = [member.state for member in view.roster]
     reported = not view.trained and bool(len(view.reported))
@@ -169,7 +169,7 @@ def head(view: RunView) -> Document:
 
 
 def outline(view: RunView, *, points: int = 60) -> list[float]:
-    """The shape of the loss curve in few points, for a list of runs: means of equal parts, oldest first."""
+    """Return the loss curve in few points, for a list of runs: means of equal parts, oldest first."""
     means = [bucket.mean for bucket in (view.loss if view.trained else view.reported).rows() if bucket.mean is not None]
     count = min(points, len(means))
     edges = [index * len(means) // count for index in range(count + 1)] if count else []
@@ -246,5 +246,5 @@ def _seconds(time: float | None) -> float | None:
 
 
 def _number(value: float | None) -> float | None:
-    """Five figures after the point: what a curve can show."""
+    """Round to five digits after the point, which is enough for a curve; None for None and values that are not finite."""
     return None if value is None or not math.isfinite(value) else round(value, 5)

@@ -1,6 +1,6 @@
-"""What members tell of themselves, entered into what is known of each.
+"""Adds what members report about themselves to the view of each member.
 
-A server tells other things before it says that it is one.
+A server sends other events before the event that says that it is a server.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MEMBER_REPORTS = (
     telemetry.Problem,
     telemetry.Ended,
 )
-"""Events about where a member stands."""
+"""Events about the state of a member."""
 
 
 def enter_report(member: MemberView, time: float, event: Event) -> None:
-    """Enter one of MEMBER_REPORTS. time: unix seconds."""
+    """Add one of MEMBER_REPORTS. time: unix seconds."""
     match event:
         case telemetry.Joined():
             member.enter("joined", time)

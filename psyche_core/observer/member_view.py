@@ -1,4 +1,4 @@
-"""One member's part of an observed run: where it stood and when, its losses, its traffic, its pay."""
+"""One member's part of an observed run: its states and their times, losses, traffic and pay."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from psyche_core.telemetry.events import NetworkTotals, StepTrained
 
 LOSS_BUCKETS = 512
 MAX_SPANS = 96
-"""Spans kept for a member; when there are more, the shortest of the older ones is given to its neighbour."""
+"""Most spans kept for a member. When there are more, the shortest of the older ones is merged into its neighbour."""
 
 MAX_STRUCK_EPOCHS = 16
-"""Newest epochs of which a member's strikes are kept apart."""
+"""Number of newest epochs whose strikes of a member are kept separately."""
 
 RATE_WINDOW = 20
 """Number of newest steps over which tokens per second are computed."""
@@ -21,7 +21,7 @@ RATE_WINDOW = 20
 
 @dataclass(slots=True)
 class Span:
-    """From `since` (unix seconds) the member was in `state`; why: a word or sentence about it, may be empty."""
+    """The member was in `state` from `since` (unix seconds) on. why: a word or sentence about it, may be empty."""
 
     since: float
     state: str
@@ -32,12 +32,12 @@ class Span:
 class MemberView:
     """What is known of a member.
 
-    key: what identifies it in this run: the name of its first event file, or its signer in hex if it has none. spans: its
-    states, oldest first; the last one lasts. earned, slashed: points that the coordinator counts; None if unknown. paid: smallest
-    units of the token that it was paid. starts: number of its processes. out_epoch: epoch from which it was dropped or ejected.
-    overlap: (step, score) of its newest result that was compared, see `telemetry.ResultOverlaps`; None if none was.
-    checks: number of its shares that others recomputed and found trained.
-    heard: unix seconds of the newest event about it. changed: version of the newest change.
+    key: what identifies it in this run: the name of its first event file, or its signer in hex if it has none. spans: its states,
+    oldest first; the last one is the present state. earned, slashed: points that the coordinator counts; None if unknown. paid:
+    smallest units of the token that it was paid. starts: number of its processes. out_epoch: epoch from which it was dropped or
+    ejected. overlap: (step, score) of its newest result that was compared, see `telemetry.ResultOverlaps`; None if none was.
+    checks: number of its shares that others recomputed and found trained. heard: unix seconds of the newest event about it.
+    changed: version of the newest change.
     """
 
     key: str
@@ -72,12 +72,12 @@ class MemberView:
 
     @property
     def state(self) -> str:
-        """Where it stands now; empty if nothing was heard of it."""
+        """Its present state; empty if no event about it has come."""
         return self.spans[-1].state if self.spans else ""
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of its shares per second of wall time, over its newest steps; what its witness statements say if that is all."""
+        """Tokens of its shares per second of wall time, over its newest steps; else the rate in its witness statements."""
         if len(self._recent) >= 2:
             elapsed = self._recent[-1][0] - self._recent[0][0]
             return sum(tokens for _, tokens in list(self._recent)[1:]) / elapsed if elapsed > 0 else 0.0
@@ -86,16 +86,22 @@ class MemberView:
 
     @property
     def strikes(self) -> int:
-        """Strikes that it got in checks of shares, over all epochs: of each, those that were told, or that states show."""
+        """Its strikes in checks of shares, over all epochs.
+
+        For each epoch, the larger of the number told and the number shown.
+        """
         return self._struck_before + sum(max(known) for known in self._struck.values())
 
     def note_strike(self, epoch: int) -> None:
-        """A check that ended in this epoch gave it a strike."""
+        """Note that a check that ended in this epoch gave it a strike."""
         told, shown = self._struck.get(epoch, (0, 0))
         self._note_struck(epoch, told + 1, shown)
 
     def show_strikes(self, epoch: int, strikes: int) -> bool:
-        """A state of this epoch shows so many; it may show more than was told. Returns whether that changes anything."""
+        """Note the number of strikes in a state of this epoch, maybe more than were told.
+
+        Return whether this changes anything.
+        """
         told, shown = self._struck.get(epoch, (0, 0))
         if strikes > shown:
             self._note_struck(epoch, told, strikes)
@@ -107,32 +113,32 @@ class MemberView:
             self._struck_before += max(self._struck.pop(min(self._struck)))
 
     def enter(self, state: str, time: float, why: str = "") -> None:
-        """It is in a state from now on. A state that it is in already goes on, with its first reason."""
+        """Note that it is in a state from now on. If it already is, that state goes on with its first reason."""
         if self.state == state:
             return
 
         if self.spans and time < self.spans[-1].since:
-            time = self.spans[-1].since  # two machines' clocks
+            time = self.spans[-1].since  # the clocks of two machines differ
         self.spans.append(Span(time, state, why))
         if len(self.spans) > MAX_SPANS:
             self._shorten()
 
     def start(self) -> None:
-        """One of its processes has started; its totals begin anew."""
+        """Note that one of its processes has started. Its totals start from zero."""
         self.starts += 1
         self.out_epoch = None
         self._network = NetworkTotals(0, 0, 0)
         self._recent.clear()
 
     def note_trained(self, time: float, event: StepTrained, *, version: int) -> None:
-        """Enter a trained step."""
+        """Add a trained step."""
         self.step, self.loss, self.payload_bytes = event.step, event.loss, event.payload_bytes
         self.tokens += event.tokens
         self.losses.add(event.step, event.loss, time=time, changed=version)
         self._recent.append((time, event.tokens))
 
     def note_network(self, event: NetworkTotals) -> None:
-        """Enter the newest totals of its process, which count from its start."""
+        """Add the newest totals of its process, which count from the start of the process."""
         before = self._network
         if event.bytes_sent < before.bytes_sent or event.bytes_received < before.bytes_received:
             before = NetworkTotals(0, 0, 0)  # a new process whose start we did not see
@@ -142,7 +148,7 @@ class MemberView:
         self._network = event
 
     def note_overlap(self, step: int, score: float) -> bool:
-        """Enter how much a result is like others. What is told last of the newest step counts. Returns whether it does."""
+        """Note how similar one of its results is to others, unless a later step's is known. Return whether it was noted."""
         if self.overlap is not None and step < self.overlap[0]:
             return False
 
@@ -150,7 +156,7 @@ class MemberView:
         return True
 
     def absorb(self, other: MemberView) -> None:
-        """Another view turned out to be the same member: take what it knows and we do not."""
+        """Take over what another view knows, after both turned out to be the same member. Our own knowledge stays."""
         self.name = self.name or other.name
         self.spans = sorted([*other.spans, *self.spans], key=lambda span: span.since)
         self.paid += other.paid
@@ -170,7 +176,7 @@ class MemberView:
             self._shorten()
 
     def _shorten(self) -> None:
-        """Give the shortest of the older spans to the one before it."""
+        """Merge the shortest of the older spans into the one before it."""
         older = range(1, len(self.spans) - 2)
         shortest = min(older, key=lambda index: self.spans[index + 1].since - self.spans[index].since)
         del self.spans[shortest]

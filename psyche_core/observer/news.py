@@ -6,7 +6,7 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
 
 TRAINING_PHASES = ("RoundTrain", "RoundWitness")
-"""The two phases of a round, which follow each other too fast for news."""
+"""The two phases of a round. They alternate too fast to be news."""
 
 _SILENT = (
     telemetry.RunDescribed,
@@ -23,7 +23,7 @@ _SILENT = (
     telemetry.ModelSync,
     telemetry.PromptAnswered,
 )
-"""Events that come each round, or many times; they make curves and tables."""
+"""Events that come in each round or many times; they are shown in curves and tables."""
 
 _ERRORS = (telemetry.ReplicasDiffer, telemetry.ModelLost, telemetry.StateIsOlder)
 _WARNINGS = (
@@ -36,7 +36,7 @@ _WARNINGS = (
 
 
 def news_level(event: Event) -> str | None:
-    """`info`, `warning` or `error`; None for an event that is no news."""
+    """Return `info`, `warning` or `error`; None for an event that is not news."""
     if isinstance(event, _SILENT) or (isinstance(event, telemetry.PhaseChanged) and event.phase in TRAINING_PHASES):
         return None
     if isinstance(event, telemetry.ShareChecked):

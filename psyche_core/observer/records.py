@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """One line about the run. version: of the change it is about. level: `info`, `warning` or `error`."""
+    """One line about the run. version: of the change that it reports. level: `info`, `warning` or `error`."""
 
     version: int
     time: float
@@ -18,7 +18,10 @@ class News:
 
 @dataclass(slots=True)
 class EpochView:
-    """An epoch. last_step: None until it ended. digests: of its end -> how many reported it. signed: by a quorum."""
+    """An epoch. last_step: None until it ended. digests: how many members reported each digest of its end.
+
+    signed: by a quorum.
+    """
 
     number: int
     first_step: int
@@ -32,7 +35,7 @@ class EpochView:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """From `since` (unix seconds) the run was in a phase; the two phases of a round count as `Training`."""
+    """A phase of the run, from `since` (unix seconds) on; the two phases of a round count as `Training`."""
 
     since: float
     name: str

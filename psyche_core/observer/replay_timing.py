@@ -1,4 +1,4 @@
-"""When each event of a finished run is played again. Pure: it says how long to wait, and others wait."""
+"""Computes when each event of a finished run is replayed. Pure: it returns times, and the caller waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psyche_core.telemetry.events import PhaseChanged, StepTrained
 def paced(
     events: Iterable[SourcedEvent], *, speed: float, max_pause: float, from_step: int | None = None
 ) -> Iterator[tuple[float, SourcedEvent]]:
-    """(seconds since the beginning of the replay, event), ascending.
+    """Yield (seconds since the beginning of the replay, event), ascending.
 
     events: merged by time. speed: how many times faster than the run was; 0 plays without waiting. max_pause: longest time, in
     seconds, between two events. from_step: everything before this step is played at the beginning.

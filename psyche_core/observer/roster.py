@@ -1,4 +1,4 @@
-"""The members of an observed run: whose an event file is, and who is meant by the first digits of a key."""
+"""The members of an observed run: finds the member of an event file, and the member whose key begins with given digits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from psyche_core.observer.member_view import MemberView
 
 MAX_MEMBERS = 1024
-"""Members followed; further ones are left out."""
+"""Most members in the roster; further ones are left out."""
 
 
 SHORT = 8
-"""Hex digits of an id that are enough to know a member by."""
+"""Number of hex digits of an id that identify a member."""
 
 
 class Roster:
@@ -30,11 +30,11 @@ class Roster:
         return len(self.members)
 
     def of_source(self, source: str, *, version: int) -> MemberView | None:
-        """The member with an event file of this name; made if it is not known. None if there are too many members."""
+        """Return the member with an event file of this name, adding it if unknown. None if there are too many members."""
         return self._known_or_new(self._aliases.get(source, source), name=source, id="", version=version)
 
     def of_id(self, id: str, *, version: int) -> MemberView | None:  # noqa: A002  # the events' word
-        """The member with this id, or with an id that begins so, or the other way round; made if it is not known.
+        """Return the member whose id equals this one, begins with it or is its beginning; add the member if it is unknown.
 
         None for an empty id, or if there are too many members.
         """
@@ -49,11 +49,11 @@ class Roster:
         return known
 
     def known(self, id: str) -> MemberView | None:  # noqa: A002
-        """The same, but None for a member that is not known."""
+        """Do the same as `of_id`, but return None for an unknown member."""
         return self._find(id)
 
     def introduce(self, source: str, id: str, *, version: int) -> MemberView | None:  # noqa: A002
-        """An event file says whose it is. What was known of that member by its id is joined with what the file said."""
+        """Note the id of the member to whom an event file belongs. What was known by the id and from the file is merged."""
         by_id = self._find(id)
         by_file = self.members.get(self._aliases.get(source, source))
         if by_id is not None and by_file is None:
@@ -75,7 +75,7 @@ class Roster:
         return member
 
     def _find(self, id: str) -> MemberView | None:  # noqa: A002
-        """The member with an id, remembered: a coordinator's states name every member each time."""
+        """Return the member with an id. The result is cached, because each state of a coordinator names every member."""
         if not id:
             return None
         found = self._found.get(id)

@@ -1,9 +1,9 @@
 """Turns the events of a run's members into what people watch: curves, members, epochs, checkpoints, pay, and news.
 
-`handle` takes events of any mixture of members, in about the order of their times; `follow` takes states of a coordinator. Both
-only add up: no I/O, no clock. Memory is bounded however long the run is. Every change has a version, so that a reader who knows a
-version can be sent only what changed since (`documents`). What a member tells of itself is entered by `member_reports`; which
-events are news is in `news`.
+`handle` takes events of several members in any mixture, about in the order of their times; `follow` takes states of a
+coordinator. Both only collect: no I/O, no clock. Memory is limited however long the run is. Every change has a version, so that a
+reader who has a version can be sent only what changed since (`documents`). `member_reports` adds what members report about
+themselves; `news` decides which events are news.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ MAX_SCORES = 64
 SCORE_BUCKETS = 128
 MAX_PROMPTS = 16
 MAX_ANSWERS = 12
-"""Answers to a prompt that are kept: the first, and the newest."""
+"""Most answers to a prompt that are kept: the first, and the newest ones."""
 
 MAX_LISTED = 200
 REPORT_REACH = 8
-"""How many steps a witness's figures may be from where the run is."""
+"""A witness's figures are used if their step is at most this far from the run's step."""
 
 MAX_REPORTED_SCORE = 1e6
-"""Largest score of a benchmark that a witness is believed to have measured: a perplexity may be large."""
+"""Largest score of a benchmark that is accepted from a witness. It is large because a perplexity may be large."""
 
 MAX_REPORTED_SCORES = 16
-"""Benchmarks up to which witnesses can add others, so that none of them can keep measured ones out."""
+"""Witnesses can add benchmarks only up to this number, so that they cannot keep out benchmarks that were measured here."""
 
 MAX_REPORTED_LOSS = 50.0
-"""Nats per token; far more than any model has."""
+"""Largest loss that is accepted from a witness, in nats per token; far more than any model has."""
 
 
 _STATES = {
@@ -66,15 +66,15 @@ _STATES = {
 _OVER = ("finished", "failed", "ejected")
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 COORDINATOR = "coordinator"
-"""Source of the news that states show and no program told."""
+"""Source of news that come from the coordinator's states and not from a program's events."""
 
 
 class RunView:
     """Everything that is shown of one run.
 
-    version: number of changes so far. newest: unix seconds of the newest event. silent: whether nothing came for so long that its
-    programs are probably gone, see `look`. trained: whether members' own losses are known; if not, there may be those that
-    witnesses report.
+    version: number of changes so far. newest: unix seconds of the newest event. silent: whether no event has come for so long
+    that the run's programs have probably ended, see `look`. trained: whether members' own losses are known; if not, the losses
+    that witnesses report may be known.
     """
 
     def __init__(self, *, run_id: str = "", total_steps: int | None = None) -> None:
@@ -121,7 +121,7 @@ class RunView:
         self._followed: CoordinatorState | None = None
 
     def handle(self, source: str, time: float, event: Event) -> None:
-        """Enter an event. source: name of the member's file or process. time: unix seconds, from the clock of that process."""
+        """Add an event. source: name of the member's file or process. time: unix seconds, from the clock of that process."""
         if not self._checks.is_new(event):
             return
 
@@ -193,7 +193,7 @@ class RunView:
             self.news.append(News(self.version, time, source, level, describe(event)))
 
     def follow(self, time: float, state: CoordinatorState) -> None:
-        """Enter a state of the coordinator: phase, members, what they earned, and how checks of their shares ended.
+        """Add a state of the coordinator: phase, members, what they earned, and how checks of their shares ended.
 
         time: unix seconds when it was seen.
         """
@@ -227,9 +227,9 @@ class RunView:
             self.ended = telemetry.Ended(f"the run finished after {state.progress.step - 1} steps", success=True)
 
     def look(self, now: float) -> bool:
-        """Find out whether the run has fallen silent. Returns whether that is new. now: unix seconds.
+        """Check whether the run has become silent. Return whether that changed. now: unix seconds.
 
-        For whoever follows a run that others play; a replay and the run's own programs need not look.
+        For programs that watch a run of other programs; a replay and the run's own programs need not call it.
         """
         phase = "" if self.phase is None else self.phase.phase
         silent = self.ended is None and self._rhythm.silent(now, phase=phase)
@@ -245,7 +245,7 @@ class RunView:
         self.newest, self.silent = max(self.newest, time), False
 
     def _follow_checks(self, time: float, state: CoordinatorState) -> None:
-        """Enter what a state, and the one before it, say of checks; a program that tells of them as events counts once."""
+        """Add the checks that a state shows compared with the one before it. A check that also came as an event counts once."""
         before, self._followed = self._followed, state
         if before is not None:
             if (before.instance, before.generation) != (state.instance, state.generation):
@@ -289,14 +289,14 @@ class RunView:
             epoch = self._epoch(event.epoch, event.step, time)
             if event.clients > epoch.clients:
                 epoch.clients, self.epochs_changed = event.clients, self.version
-        if event.phase == "Cooldown" and epoch.last_step is None:  # members that tell tell the same
+        if event.phase == "Cooldown" and epoch.last_step is None:  # several members report the same phase
             epoch.last_step, epoch.ended, self.epochs_changed = event.step - 1, time, self.version
 
     def _note_trained(self, source: str, time: float, event: telemetry.StepTrained) -> None:
         member = self._of_source(source)
         weight = max(1, event.tokens)
         if not self.trained:
-            self.trained, self.loss.reshaped = True, self.version  # it takes the place of what witnesses report
+            self.trained, self.loss.reshaped = True, self.version  # it replaces the losses that witnesses report
         self.loss.add(event.step, event.loss, time=time, changed=self.version, weight=weight)
         self.tokens += max(0, event.tokens)
         if member is not None:
@@ -314,7 +314,7 @@ class RunView:
             self._works(member, time, event.epoch)
 
     def _works(self, member: MemberView, time: float, epoch: int) -> None:
-        """It trains or applies. Who was dropped or ejected may still finish what it had begun, which does not bring it back."""
+        """Note that it trains or applies. A dropped or ejected member may still finish older work; that does not readmit it."""
         if member.out_epoch is None or epoch > member.out_epoch:
             member.out_epoch = None
             member.enter("healthy", time)
@@ -332,16 +332,16 @@ class RunView:
                 self._touch(struck, time)
 
     def _note_overlaps(self, time: float, event: telemetry.ResultOverlaps) -> None:
-        """What a program whose events are read here says of all members' results; it makes nobody known."""
+        """Add overlaps of all members' results, from a program whose events are read here. Adds no members."""
         for each in event.results[:MAX_LISTED]:
             member = self.roster.known(printable(each.member, at_most=NAME_CHARACTERS))
             if member is not None and math.isfinite(each.score) and member.note_overlap(event.step, each.score):
                 self._touch(member, time)
 
     def _note_reported(self, time: float, event: telemetry.WitnessReported) -> None:
-        """What a witness says of its own training; enough for a curve where no event file of a member can be read."""
+        """Add what a witness reports about its training: enough for a curve if no member's event file can be read."""
         if not (abs(event.step - self.last_step) <= REPORT_REACH and 0 <= event.loss <= MAX_REPORTED_LOSS):
-            return  # a witness may say anything, and nothing here is verified
+            return  # a witness may report anything, and nothing here is verified
 
         member = self._of_id(event.member)
         self.reported.add(event.step, event.loss, time=time, changed=self.version)
@@ -366,7 +366,7 @@ class RunView:
         self._touch(member, time)
 
     def _note_reported_score(self, time: float, event: telemetry.ScoreReported) -> None:
-        """A score that a witness says it measured. Measured ones, from event files that are read here, take its place."""
+        """Add a score that a witness reports. A score of an event file that is read here has priority."""
         plausible = event.step <= self.last_step + REPORT_REACH and abs(event.value) <= MAX_REPORTED_SCORE
         known = (printable(event.task, at_most=NAME_CHARACTERS), printable(event.metric, at_most=NAME_CHARACTERS)) in self.scores
         room = known or len(self.scores) < MAX_REPORTED_SCORES
@@ -390,7 +390,7 @@ class RunView:
         answers = self.answers.setdefault(prompt, [])
         answers.append(Answer(time, event.step, printable(event.text, at_most=MAX_NEWS)))
         if len(answers) > MAX_ANSWERS:
-            del answers[1]  # the first stays, to compare with
+            del answers[1]  # the first one stays, for comparison
         self.answers_changed = self.version
 
     def _note_digest(self, source: str, time: float, event: telemetry.EpochDigest) -> None:
@@ -413,7 +413,7 @@ class RunView:
                 epoch.signed, self.epochs_changed = True, self.version
 
     def _go_back(self, source: str, time: float, event: telemetry.WentBack) -> None:
-        """Cut the curves. Where the server tells too, a member cuts its own only: one that was away learns it late."""
+        """Cut the curves. If the server reports it too, a member cuts only its own curve, because it may have been away."""
         if self._server not in (None, source):
             own = self._of_source(source)
             if own is not None:
@@ -429,7 +429,7 @@ class RunView:
         self.last_step = min(self.last_step, event.to_step)
 
     def _note_member_report(self, source: str, time: float, event: Event) -> None:
-        """Events about where a member stands; of itself, or of another as the server sees it."""
+        """Add an event about a member's state: the member's own, or the server's about another member."""
         if isinstance(event, telemetry.MemberExited | telemetry.MemberWithdrew):
             if isinstance(event, telemetry.MemberWithdrew):
                 state, why = "left", ""

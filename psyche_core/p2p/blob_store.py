@@ -101,7 +101,7 @@ class BlobStore:
 
 
 async def sha256(blob: bytes) -> bytes:
-    """SHA-256 of a blob (32 bytes), in a worker thread for a large one."""
+    """Return the SHA-256 of a blob (32 bytes), computed in a worker thread if the blob is large."""
     if len(blob) < LARGE_BLOB_BYTES:
         return hashlib.sha256(blob).digest()
 

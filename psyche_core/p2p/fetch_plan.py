@@ -61,7 +61,7 @@ class FetchPlan:
 
         members, reachable: members to choose from, and those of them that can be asked now. doubted: members to ask after all
         others. Peers that failed to answer or were released are asked after peers that were not. slow: peers reached through a
-        relay; among the sources they are asked after the others, and so among the members that are no sources.
+        relay; among the sources they are asked last, and also among the members that are not sources.
         """
         members = tuple(members)
         allowed = frozenset(members)

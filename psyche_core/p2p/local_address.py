@@ -1,4 +1,4 @@
-"""Which local address leads to a server: the one that its other clients most likely reach us at."""
+"""Finds the local address that leads to a server: other clients of that server most likely reach us at it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 
 def interface_towards(address: str) -> str:
-    """The local address from which `host:port#KEY` is reached; loopback if that is unknown. At most looks the host's name up."""
+    """Return the local address from which `host:port#KEY` is reached; loopback if unknown. Sends nothing but a DNS query."""
     host, _, port = address.partition("#")[0].rpartition(":")
     try:
         family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]

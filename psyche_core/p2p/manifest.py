@@ -1,8 +1,8 @@
-"""The masters of a run after a step, listed piece by piece. A member fetches a model by this list (protocol section 5).
+"""The list of all pieces of a run's master weights after a step. A member fetches a model by this list (protocol section 5).
 
 A manifest contains the run, the step and, for each parameter in ascending order of names, its shape and the SHA-256 of each of
-its pieces. Pieces are the values as little-endian float32, cut every PIECE_BYTES. Equal masters give equal manifests, byte for
-byte, so the members of a run can agree on the hash of a manifest.
+its pieces. Pieces are the values as little-endian float32, cut every PIECE_BYTES. Equal master weights give equal manifests, byte
+for byte, so the members of a run can agree on the hash of a manifest.
 
 Encoded as canonical CBOR: [version, run id, step, [[name, [sizes], hashes], …]], the hashes of a parameter joined into one byte
 string. A received manifest is compared with *our own* parameter table: its length, every name, every shape and every number of

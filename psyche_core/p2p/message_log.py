@@ -1,16 +1,15 @@
 """The small messages of a run that one member knows: which are live, which peer sent them, and which the client has read.
 
 Every transport has one such log. The id of a message is the SHA-256 of its bytes. A message is live until its tag expires; until
-then it can be sent to a peer that does not have it. Tags from peers that are far
-above ours are lowered. A message that expired unread is forgotten completely, so it may be received again. The caller interprets
-the messages; there is no I/O here.
+then it can be sent to a peer that does not have it. Tags from peers that are far above ours are lowered. A message that expired
+unread is forgotten completely, so it may be received again. The caller interprets the messages; there is no I/O here.
 
-How much a peer may send, and whose messages are passed on, is in `peer_shares`.
+`peer_shares` decides how much a peer may send and whose messages are passed on.
 
-A peer that forwards a message chooses the tag it sends with it. With a check, the tag is brought between those that the signed
-content allows. Otherwise a liar could send an honest member's old messages with new tags, and use up that member's share with
-them, or let its new ones expire early. The ids of past messages do not prevent this: a new process knows none, and a flood
-displaces them.
+A peer that forwards a message chooses the tag that it sends with it. If messages are checked, the tag is limited to the range
+that the signed content allows. Otherwise a dishonest peer could send an honest member's old messages with new tags, and use up
+that member's share with them, or let its new messages expire early. Remembering the ids of past messages does not prevent this: a
+new process knows none, and a flood of messages displaces them.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ PREFIX_BYTES = 16
 """Number of bytes of a message id that members send when they compare their messages."""
 
 _MIN_SOURCES = 3
-"""Number of members from which the same message may be requested in a small run. In a larger one it is more than a third of the
+"""Number of members from which the same message may be requested in a small run. In a larger run it is more than a third of the
 members. A member may report a message and then not send it. As long as no more than a third of the members do so, as the quorum
-assumes, at least one of those asked is honest."""
+assumes, at least one of the members asked is honest."""
 
 _MAX_TRACKED_REQUESTS = 8192
 """Maximum number of messages for which it is stored from whom they were requested. The oldest entry is removed first."""
@@ -258,7 +257,7 @@ class MessageLog:
         )
 
     def _pass_on_what_waits(self) -> None:
-        """Forward waiting messages that may be forwarded now, after members became known or some of their messages expired."""
+        """Forward messages that could not be forwarded before: their author became a member, or older messages expired."""
         for entry in [entry for entry in self._live.values() if not entry.passable]:
             if entry.opened is not None and self._shares.may_pass(entry.opened.origin):
                 self._shares.count(entry, -1)

@@ -1,14 +1,14 @@
 """How many messages of each peer a message log keeps, and whose messages are passed on to others.
 
-A peer's own messages and those that it forwards for others are counted separately, so an honest member that forwards the flood of
-another one does not lose its connection.
+A peer's own messages and those that it forwards for others are counted separately, so an honest member that forwards another
+member's flood does not lose its connection.
 
-Where messages are checked, only those signed by members are passed on (told, sent or compared). Anybody can make keys and sign
-with them, so a right signature alone is not enough. Other members may know a new member before us: a message of an unknown key is
-read, and passed on once the key is a member's; a peer may send us few of these. A member that has left counts as a member until
-the messages of its time have expired. Only a limited number of an author's messages is passed on, so that a member cannot have
-its signed junk multiplied either; further ones are only read. An author that has used up this share is left out of digests,
-because it could send each of us other messages and keep us comparing.
+If messages are checked, only those signed by members are passed on (announced, sent or compared). Anybody can make keys and sign
+with them, so a valid signature alone is not enough. Other members may know a new member before us: a message of an unknown key is
+read, and is passed on once the key belongs to a member; a peer may send us only few of these. A member that has left counts as a
+member until the messages of its time have expired. Only a limited number of an author's messages is passed on, so that a member
+cannot make others multiply its signed junk; further messages are only read. An author that has used up this share is left out of
+digests, because it could send each of us different messages and so make us compare again and again.
 
 The messages themselves are in `message_log`.
 """
@@ -117,19 +117,19 @@ class PeerShares:
         self._false = Counter({peer: count for peer, count in self._false.items() if peer in named})
 
     def is_member(self, origin: bytes) -> bool:
-        """Whether it is one, or was while messages of its time are live."""
+        """Return whether this key is a member, or was one and messages of its time are still live."""
         return origin in self._members or origin in self._former
 
     def may_pass(self, origin: bytes) -> bool:
-        """Whether another message of this author may be passed on."""
+        """Return whether another message of this author may be passed on."""
         return self.is_member(origin) and self.may_pass_more(origin)
 
     def may_pass_more(self, origin: bytes) -> bool:
-        """Whether its share of messages that are passed on has room."""
+        """Return whether the author's share of messages that are passed on has room."""
         return self._passed[origin] < self._limits.passed_messages
 
     def refusal(self, peer: bytes, size: int, *, relayed: bool) -> Verdict | None:
-        """The verdict if a peer's share has no room for a message of `size` bytes."""
+        """Return the verdict if a peer's share has no room for a message of `size` bytes; None if it has."""
         limits, account = self._limits, (peer, relayed)
         if relayed and self._unknown[peer] + self._outdated[peer] >= limits.unknown_messages:
             return Verdict.IGNORED
@@ -180,7 +180,7 @@ class PeerShares:
                 del self._unknown[entry.via]
 
     def expire(self, before: int) -> None:
-        """Messages with lower tags than `before` are gone: forget members that left by then, and old offences."""
+        """Note that messages with tags lower than `before` are gone. Forget members that left by then, and old offences."""
         if before != self._expired_before:
             self._outdated.clear()
         self._expired_before = before

@@ -1,4 +1,7 @@
-"""The address of a run's coordinator: everything that a client needs to reach it, and what it is told if it comes too late."""
+"""The address of a run's coordinator: everything that a client needs to reach it.
+
+Also the events of a client that is too late.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +42,10 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedAddress(Address):
-    """The same of a coordinator in this process, whatever its backend.
+    """The address of a coordinator in this process, whatever its backend.
 
     Attributes:
-        state: the run's, now.
+        state: returns the run's present state.
     """
 
     state: Callable[[], CoordinatorState] = field(repr=False, compare=False)
@@ -51,7 +54,7 @@ class HostedAddress(Address):
 def resolve_address(
     address: object, run_id: str | None, base: Path | None, found: Mapping[str, ObjectPlugin | str | None]
 ) -> Address:
-    """The address that a client connects to.
+    """Return the address that a client connects to.
 
     address, run_id, base: arguments of Client. found: its plugins by kind, as `as_plugin` returns them. Raises TypeError,
     ConfigError.
@@ -84,7 +87,7 @@ def resolve_address(
 
 
 def late_start(state: CoordinatorState | None) -> tuple[telemetry.Event, ...]:
-    """The events of a client that was started after its run had finished, when the server admits nobody; otherwise none."""
+    """Return the events of a client started after its run had finished, when the server admits nobody; otherwise none."""
     if state is None or state.run_state is not RunState.Finished:
         return ()
 

@@ -69,7 +69,7 @@ class CoordinatorApp:
             raise UserError(message) from error
 
         self._run, self._hosting = run, hosting
-        self._make()  # reports wrong arguments now
+        self._make()  # to report wrong arguments now
         self._coordinator: Coordinator | None = None
         self._start = ""
         routes = [Route("/", self._state), Route("/events", self._events)]
@@ -97,7 +97,7 @@ class CoordinatorApp:
                 self._coordinator = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Handle a request, as ASGI demands."""
         await self._app(scope, receive, send)
 
     def _make(self) -> Coordinator:
@@ -131,7 +131,7 @@ class CoordinatorApp:
 
 
 def run_summary(coordinator: Coordinator) -> dict[str, Any]:
-    """The answer to `GET /`; see `CoordinatorApp`. JSON types only."""
+    """Return the answer to `GET /`; see `CoordinatorApp`. JSON types only."""
     state, place = coordinator.state, coordinator.address
     phase = phase_of(state)
     members = []
@@ -156,7 +156,7 @@ def run_summary(coordinator: Coordinator) -> dict[str, Any]:
 
 
 def event_message(event: RunEvent) -> tuple[str, dict[str, Any]]:
-    """The name and the fields of a coordinator's event. The fields have JSON types; bytes become hex."""
+    """Return the name and the fields of a coordinator's event. The fields have JSON types; bytes become hex."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     return name, {key: value.hex() if isinstance(value, bytes) else value for key, value in asdict(event).items()}
 

@@ -16,10 +16,10 @@ from psyche_core.wire.signing import SecretKey
 async def observed_run(
     run_id: str, address: str, *, backend: str = "tcp", key: SecretKey | None = None, retry_seconds: float = 60.0
 ) -> AsyncIterator[Backend]:
-    """A connection to a run's coordinator that only reads: `next_state` says what happens.
+    """Give a connection to a run's coordinator that only reads; call its `next_state` for each new state.
 
     address: of the coordinator, as clients give it; "" for a backend that needs none. backend: by plugin name; its own settings
-    come from the environment, as PSYCHE_<OPTION>. key: for a coordinator that admits listed keys only; None makes one. Raises
+    come from the environment, as PSYCHE_<OPTION>. key: for a coordinator that admits only listed keys; None makes one. Raises
     UserError and BackendError as clients do.
     """
     registration = PluginRegistry.discover().load("backend", backend)

@@ -63,7 +63,7 @@ RunEvent = RuleEvent | PhaseChanged | MemberJoined | MemberLeft
 def run_events_between(
     before: CoordinatorState | None, after: CoordinatorState, events: Iterable[RuleEvent]
 ) -> Iterator[RunEvent]:
-    """All events of one change: members first, then the rules' events, then the phase if it changed.
+    """Yield all events of one change: members first, then the rules' events, then the phase if it changed.
 
     before: None for a coordinator's first state, whose members and phase are then reported.
     """
@@ -81,7 +81,7 @@ def run_events_between(
 
 
 def phase_of(state: CoordinatorState) -> PhaseChanged:
-    """The phase of a state, with its round's height and, if the run waits for members, how many it needs."""
+    """Return the phase of a state, with its round's height and, if the run waits for members, how many it needs."""
     progress, played = state.progress, state.current_round
     if state.run_state is RunState.WaitingForMembers:
         needed = state.config.init_min_clients

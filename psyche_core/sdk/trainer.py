@@ -78,7 +78,7 @@ async def train_with_async(trainer: Trainer, target: RunConfig | Address | str, 
 
 
 def _arguments(trainer: Trainer) -> dict[str, Any]:
-    """The arguments for `Client`. Raises TypeError and ConfigError for an unusable trainer."""
+    """Return the arguments for `Client`. Raises TypeError and ConfigError for an unusable trainer."""
     module = sys.modules.get("transformers.trainer")
     what: object = trainer
     if module is None or not isinstance(what, module.Trainer):
@@ -127,7 +127,7 @@ def _data(trainer: Trainer, dataset: Any, context: DataContext) -> SequenceData:
 
 
 def _eval_data(trainer: Trainer) -> Callable[[DataContext], SequenceData] | None:
-    """Held-out data from the trainer's eval_dataset; None if it does not evaluate.
+    """Return a factory of held-out data from the trainer's eval_dataset; None if the trainer does not evaluate.
 
     Raises TypeError for a dataset without length or items.
     """

@@ -1,4 +1,4 @@
-"""What a server reports of its coordinator's changes: phases, checked shares, members that left, were dropped or ejected."""
+"""Reports changes of a server's coordinator: phases, checked shares, and members that left, were dropped or were ejected."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ChangeReporter:
         self._settings = settings or self._settings
 
     def report_beginning(self) -> None:
-        """Report the phase in which the server begins: it may last until somebody comes."""
+        """Report the phase in which the server begins, because it may last until a member joins."""
         if self._beginning is not None:
             self._report_phase(self._beginning)
             self._report_points(self._beginning)
@@ -84,7 +84,7 @@ class ChangeReporter:
 
     def report_lost_model(self, state: CoordinatorState) -> None:
         """Report that the run has lost its model, with what its owner can do."""
-        # a file that is here is better than a later state that somebody must look for
+        # a file on this machine is better than a later state that must be found elsewhere
         later = max(self._later.items(), key=lambda each: (each[1].later_path is not None, each[0]), default=None)
         latest = None if later is None else later[1]
         self._report(lost_model(state, self._settings, self._trained, continued=self._continued, later=latest))
@@ -136,7 +136,7 @@ class ChangeReporter:
             self._report(changed)
 
     def _exit(self, state: CoordinatorState, epoch: int, slot: int) -> telemetry.Event:
-        """The event for a member that stopped being healthy."""
+        """Return the event for a member that stopped being healthy."""
         client = state.epoch.clients[slot]
         member = client.id.short
         withdrawn = self._withdrawn.pop(client.id.signer, None)
@@ -153,9 +153,9 @@ class ChangeReporter:
         return telemetry.MemberExited(epoch, member, "interrupted" if self._interrupted(state, client) else "late")
 
     def _interrupted(self, state: CoordinatorState, client: Client) -> bool:
-        """Whether the round of which a member's result is missing was under way when this server continued the run.
+        """Return whether the round without this member's result was interrupted by the server's restart.
 
-        A member is dropped two rounds later. Members of a state that they do not follow begin again from their disks.
+        A member is dropped two rounds later. Members restart from their disks if the server's state does not continue theirs.
         """
         begun = self._beginning
         if begun is None or not self._continued or begun.current_round is None:
@@ -166,7 +166,7 @@ class ChangeReporter:
 
 
 def _repeated(state: CoordinatorState) -> str:
-    """Why a warmup begins again instead of the run going back."""
+    """Return why a warmup begins again instead of the run going back."""
     others = len(state.pending) - len(state.healthy_slots)
     why = "some have not reported" if others <= 0 else "1 member has joined meanwhile"
     if others > 1:

@@ -42,7 +42,7 @@ CheckResult = Problem | Note
 
 
 def check_disk(files: RunFiles, *, base: Path) -> Iterator[CheckResult]:
-    """Problems of the named files on this disk, and notes about places that could not be checked.
+    """Yield problems of the named files on this disk, and notes about places that could not be checked.
 
     base: folder that relative paths of the run file start from.
     """

@@ -1,4 +1,4 @@
-"""What the owner of a run asks of its server while it runs: pause, resume, expel, update; by signal or by key."""
+"""Carries out what the owner of a run asks its running server to do, by signal or key: pause, resume, expel, update."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psyche_core.types import RunState
 
 
 async def heed_requests(server: OwnerControl, report: EventBus, requests: AsyncIterator[Request], *, state_file: Path) -> None:
-    """Do what is asked, until nothing more can come. What is refused, or goes wrong, is reported and ends nothing.
+    """Carry out requests until no more can come. A request that is refused or fails is reported, and the others go on.
 
     state_file: the run file, which an update reads again.
     """
@@ -38,7 +38,7 @@ def pause_or_resume(server: OwnerControl, report: EventBus) -> None:
 
 
 def _submit(server: OwnerControl, report: EventBus, command: Command) -> bool:
-    """Whether the coordinator took a command."""
+    """Submit a command; return whether the coordinator accepted it. A refusal is reported."""
     try:
         server.submit(command)
     except CoordinatorError as error:

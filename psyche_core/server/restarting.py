@@ -1,7 +1,7 @@
 """What a server does first when it continues a saved run: it reports a lost model, and applies what its owner decided.
 
-The owner decides with options of `psyche server run` that are meant for one start: --restart-from-checkpoint,
---restart-from-step and --checkpoint. Also makes the commands that tell the owner of this.
+The owner decides with options of `psyche server run` that are meant for one start: --restart-from-checkpoint, --restart-from-step
+and --checkpoint. This module also makes the command lines that are shown to the owner.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState, RunState
 
 _FOR_ONE_START = ("restart_from_checkpoint", "restart_from_step", "checkpoint")
-"""Options that a later start must not have."""
+"""Options that a later start must not repeat."""
 
 
 _REMEMBERED = 256
-"""Members that are remembered; those of the last epoch are the first."""
+"""Number of members that are remembered; those of the last epoch come first."""
 
 
 class TrainedMembers:
-    """Remembers which members trained, to say who may still have a model that nobody here has."""
+    """Remembers which members trained, to say which absent members may still have the model when no present member has it."""
 
     def __init__(self) -> None:
         self._latest: list[bytes] = []
         """Signers, those of the last epoch first."""
 
     def see(self, state: CoordinatorState) -> None:
-        """Take in a state. During an epoch's rounds and until the next epoch's, its members are those who trained."""
+        """Take in a state. From an epoch's first round until the next epoch's, the epoch's members count as having trained."""
         if state.run_state.active:
             self._add(client.id.signer for client in state.epoch.clients if client.state is not ClientState.Ejected)
 
     def away(self, state: CoordinatorState) -> tuple[str, ...]:
-        """First digits of the keys of members that trained and are not here, those of the last epoch first."""
+        """Return the first digits of the keys of members that trained and are absent, those of the last epoch first."""
         here = {identity.signer for identity in state.pending}
         here |= {client.id.signer for client in state.epoch.clients if client.state is ClientState.Healthy}
         trained = dict.fromkeys((*self._latest, *(account.signer for account in state.accounts if account.earned)))
@@ -58,7 +58,7 @@ class TrainedMembers:
 
 
 def server_command(settings: ServerSettings, *added: str) -> str:
-    """The command line that starts this server again, for a shell in any folder. added: further arguments."""
+    """Return the command line that starts this server again, for a shell in any folder. added: further arguments."""
     words = ["psyche", "server", "run"]
     for name in option_fields(type(settings)):
         value = getattr(settings, name)
@@ -74,7 +74,7 @@ def server_command(settings: ServerSettings, *added: str) -> str:
 
 
 def new_run_warning(settings: ServerSettings, state: CoordinatorState) -> str:
-    """What a server with a key of an earlier start says where its folder has no state of the run: it may be the wrong folder."""
+    """Return the warning for a new run in a folder that has a server's key but no state: it may be the wrong folder."""
     return (
         f"a NEW run {state.run_id} begins, before step {state.progress.step}: {settings.save_state_dir} has the key of an "
         "earlier start, and no saved state of this run. If this run was trained already, stop this server now and put its saved "
@@ -83,9 +83,9 @@ def new_run_warning(settings: ServerSettings, state: CoordinatorState) -> str:
 
 
 def listening_at(settings: ServerSettings, address: str) -> ServerSettings:
-    """The settings with the port at which the server listens, if it chose one itself: members know it by this port.
+    """Return the settings with the port at which the server listens, if it chose the port itself, because members know that port.
 
-    address: as members are given it.
+    address: the address that members are given.
     """
     port = address.partition("#")[0].rpartition(":")[2]
     return settings if settings.server_port or not port.isdecimal() else settings.model_copy(update={"server_port": int(port)})
@@ -99,7 +99,7 @@ def lost_model(
     continued: bool,
     later: telemetry.StateIsOlder | None,
 ) -> telemetry.ModelLost:
-    """The event about a lost model, with the commands of this server's owner.
+    """Return the event about a lost model, with the commands for this server's owner.
 
     continued: whether the server continued the run from a saved state. later: the latest state known that is later than that one.
     """
@@ -117,7 +117,7 @@ def lost_model(
 
 
 def check_decisions(server: BackendServer, settings: ServerSettings, *, schemes: Collection[str] = ()) -> None:
-    """Raise UserError for a decision of the owner that the run's state does not allow, before the run is said to be served.
+    """Raise UserError for a decision of the owner that the run's state does not allow. Call it before the start is reported.
 
     schemes: of plugins that store models.
     """
@@ -130,7 +130,7 @@ def check_decisions(server: BackendServer, settings: ServerSettings, *, schemes:
 
 
 def heed_loss(server: BackendServer, settings: ServerSettings) -> bool:
-    """Whether the continued run has lost its model and waits. Applies the owner's decision about it. Raises UserError."""
+    """Return whether the continued run has lost its model and waits. Apply the owner's decision about it. Raises UserError."""
     if settings.restart_from_checkpoint:
         _check_loss(server).submit(Resume(from_checkpoint=True))
         return False
@@ -139,7 +139,7 @@ def heed_loss(server: BackendServer, settings: ServerSettings) -> bool:
 
 
 def _check_loss(server: BackendServer) -> OwnerControl:
-    """The server as the one of a run that has lost its model. Raises UserError."""
+    """Return the server, if its run has lost its model. Raises UserError otherwise."""
     state = server.state
     if not (state.model_lost and isinstance(server, OwnerControl)):
         message = (
@@ -152,7 +152,7 @@ def _check_loss(server: BackendServer) -> OwnerControl:
 
 
 def return_to_step(server: BackendServer, step: int) -> telemetry.WentBack:
-    """Let the run continue before `step`, the one after an epoch's end that its members signed. Raises UserError."""
+    """Let the run continue before `step`, which follows an epoch's end that its members signed. Raises UserError."""
     owner, data_index = _check_return(server, step)
     state = server.state
     if state.run_state in (RunState.WaitingForMembers, RunState.Warmup):
@@ -164,7 +164,7 @@ def return_to_step(server: BackendServer, step: int) -> telemetry.WentBack:
 
 
 def _check_return(server: BackendServer, step: int) -> tuple[OwnerControl, int]:
-    """The server as one that can return to before `step`, and the first sample of that step. Raises UserError."""
+    """Return the server, if its run can return to before `step`, and the first sample of that step. Raises UserError."""
     state = server.state
     signed = {end.step + 1: end for end in state.ends if end.digest != NO_DIGEST and end.step + 1 < state.progress.step}
     if step not in signed:
@@ -211,7 +211,7 @@ def _begins_from_checkpoint(state: CoordinatorState) -> bool:
 
 
 def _check_checkpoint(server: BackendServer, url: str, schemes: Collection[str]) -> Choice:
-    """The stored checkpoint at `url`, for a run that may be given one. Raises UserError."""
+    """Return the stored checkpoint at `url`, if the run's may be replaced. Raises UserError."""
     choice = parse_model_url(url, schemes=schemes).checkpoint()
     state = server.state
     begins = _begins_from_checkpoint(state)

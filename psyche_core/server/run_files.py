@@ -1,7 +1,7 @@
-"""A run's files, loaded and checked together: run file, data file, and the settings of every plugin they name.
+"""A run's files, loaded and checked together: run file, data file, and the settings of every plugin that they name.
 
-Shared by `server run`, `server validate-config` and `testnet start`, so that all report the same problems in the same words.
-Loads no torch: plugins keep heavy imports inside their factories. `disk_checks` checks the files on disk that they name.
+`server run`, `server validate-config` and `testnet start` use it, so that all report the same problems in the same words. It does
+not load torch: plugins import large packages only inside their factories. `disk_checks` checks the files on disk that they name.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NAMELESS = "(no run_id)"
 class RunFiles:
     """The loaded files.
 
-    data: None without a data file. data_port: the port that clients are told; None if the server serves no data. unchecked:
-    sentences about plugins that the run names and that are not installed here.
+    data: None without a data file. data_port: the port that clients are told; None if the server serves no data. unchecked: one
+    sentence for each plugin that the run names but that is not installed here.
     """
 
     run: RunFile
@@ -37,7 +37,7 @@ class RunFiles:
     unchecked: tuple[str, ...] = ()
 
     def data_only_here(self, host: str) -> str | None:
-        """A warning, if members elsewhere reach a server that listens on host, but not its training data; else None."""
+        """Return a warning if members on other machines reach a server listening on `host`, but not its data; else None."""
         if self.data_port is None or _is_loopback(host):
             return None
 
@@ -51,7 +51,7 @@ class RunFiles:
         )
 
     def summary(self) -> Iterator[str]:
-        """A few lines of text that summarise the run: members, model, duration."""
+        """Yield a few lines of text that summarise the run: members, model, duration."""
         config, llm = self.run.config, self.run.model.LLM
         name = printable(self.run.run_id)
         yield f"run {name}: {config.total_steps} steps, {config.init_min_clients} or more clients to start"
@@ -73,11 +73,11 @@ def load_run(
     only_looks: bool = False,
     members_here: bool = False,
 ) -> RunFiles:
-    """Load and check everything a run's files say. Raises ConfigError with all problems, one sentence per line.
+    """Load and check everything in a run's files. Raises ConfigError with all problems, one sentence per line.
 
-    prepares_data: the caller makes the token files of data_config, even if members read them directly. only_looks: the run is
-    not hosted now, so the data file may be missing, and also the run's name, as in an owner's `config.toml`. members_here: this
-    program also starts members, so that it needs every plugin of the run; a server does not.
+    prepares_data: the caller makes the token files of data_config, even if members read them directly. only_looks: the run is not
+    hosted now, so the data file may be missing, and also the run's name, as in an owner's `config.toml`. members_here: this
+    program also starts members, so it needs every plugin of the run; a server does not.
     """
     run_file = load_run_file(state, run_id=NAMELESS if only_looks else None)
     unchecked = check_run_file_plugins(run_file, registry, elsewhere=not members_here)
@@ -108,7 +108,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _port(address: str) -> int:
-    """The port in the `host:port` from which clients request training data; the server must listen on it."""
+    """Return the port in the `host:port` from which clients request training data; the server must listen on it."""
     port = address.partition("#")[0].rpartition(":")[2] if ":" in address else ""
     if not port.isdecimal() or not 0 < int(port) < 65536:
         rule = "must be host:port with a port from 1 to 65535, for instance 127.0.0.1:20001"

@@ -53,7 +53,7 @@ from psyche_core.types import RunState, WitnessMetadata
 from psyche_core.wire.signing import SecretKey
 
 _EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-"""Name of the relay plugin."""
+"""Addresses that mean every network interface."""
 
 KEY_FILE = "server.key"
 """Name of the server's own key in the folder with the saved state."""
@@ -70,10 +70,10 @@ async def serve_run(
     follow: Follow | None = None,
     owner: Owner | None = None,
 ) -> Ended:
-    """Host a run until it is finished. follow: called with each state, from the event loop; must not block.
-    owner: runs beside the server, and asks it to do what its owner wants.
+    """Host a run until it is finished.
 
-    Raises UserError for problems that the user can correct, BackendError otherwise.
+    follow: called with each state, from the event loop; must not block. owner: runs beside the server and submits the owner's
+    requests. Raises UserError for problems that the user can correct, BackendError otherwise.
     """
     files = load_run(settings.state, settings.data_config, registry)
     if settings.save_state_dir is None:
@@ -91,7 +91,7 @@ async def _host(
     follow: Follow | None,
     owner: Owner | None,
 ) -> Ended:
-    """The same, with the folder of its state, if any, for this process alone."""
+    """Host the run, see `serve_run`. The folder of its state, if any, is already locked for this process."""
     create_server = registry.load("backend", settings.backend).create_server
     if create_server is None:
         message = f"the backend {settings.backend} has no server to host; choose another --backend"
@@ -213,7 +213,7 @@ async def _host(
 
 
 def _relay(settings: ServerSettings, registry: PluginRegistry) -> Relay | None:
-    """The relay beside the coordinator, if one is wanted; it listens once it is entered. Raises UserError."""
+    """Return the relay beside the coordinator, if one is wanted; it listens once it is entered. Raises UserError."""
     if not settings.with_relay:
         given = [
             name
@@ -252,14 +252,14 @@ def _relay(settings: ServerSettings, registry: PluginRegistry) -> Relay | None:
 
 
 def _report_figures(report: EventBus, member: str, figures: WitnessMetadata) -> None:
-    """Report what a witness says of its own training. member: first digits of its key."""
+    """Report what a witness says about its own training. member: first digits of its key."""
     report(telemetry.WitnessReported(member, figures.step, figures.loss, figures.tokens_per_sec, figures.bandwidth_per_sec))
     for score in figures.scores:
         report(telemetry.ScoreReported(member, score.task, score.metric, score.value, score.documents, score.step))
 
 
 def server_key(settings: ServerSettings) -> SecretKey:
-    """The key that authenticates this server to clients. Raises IdentityError for a key file that cannot be used."""
+    """Return the key that authenticates this server to clients. Raises IdentityError for a key file that cannot be used."""
     if settings.identity_secret_key_path is not None:
         return SecretKey.load(settings.identity_secret_key_path)
     if settings.save_state_dir is None:
@@ -272,7 +272,7 @@ def server_key(settings: ServerSettings) -> SecretKey:
 
 
 def first_config(run: RunFile, settings: ServerSettings) -> CoordinatorConfig:
-    """The run's configuration until its first round: that of its file, changed by the --init-… options. Raises ConfigError."""
+    """Return the configuration until the first round: the file's, changed by the --init-… options. Raises ConfigError."""
     changes = {"warmup_time": settings.init_warmup_time, "init_min_clients": settings.init_min_clients}
     given = {name: value for name, value in changes.items() if value is not None}
     config = run.config.model_copy(update=given)
@@ -286,7 +286,7 @@ def first_config(run: RunFile, settings: ServerSettings) -> CoordinatorConfig:
 
 
 def _owner_signals() -> AbstractContextManager[AsyncIterator[signal.Signals] | None]:
-    """Receives SIGUSR1, which otherwise ends the process, from before the server says that it can be sent. Windows has none."""
+    """Receive SIGUSR1, which otherwise ends the process; enter it before people are told of the signal. None on Windows."""
     number = getattr(signal, "SIGUSR1", None)
     return contextlib.nullcontext() if number is None else anyio.open_signal_receiver(number)
 

@@ -1,4 +1,4 @@
-"""Names of checkpoints: `{run_id}-step{step}`, on disk and in stores, each with a manifest of a fixed name."""
+"""Names of checkpoints, on disk and in stores: `{run_id}-step{step}`. Each has a manifest with a fixed name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 MANIFEST_FILE = "psyche.json"
-"""What a checkpoint contains, and where it belongs; written last."""
+"""Name of the manifest, which says what a checkpoint contains and where it belongs; written last."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 

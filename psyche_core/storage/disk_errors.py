@@ -1,4 +1,4 @@
-"""Why a disk refused something, in words for people: not the numbers, and not the names of unfinished files."""
+"""Turns disk errors into words for people, without error numbers and names of unfinished files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _FULL_TEXT: Final = "No space left on device"
 
 
 def disk_error_in(error: BaseException) -> str | None:
-    """Return the disk's reason for an error, with advice where it is full; None for an error that no disk caused.
+    """Return the disk's reason for an error, with advice if the disk is full; None for an error that no disk caused.
 
-    The reason is looked for in the error and in those that caused it. Libraries with other exception types, such as safetensors,
-    are recognized by their text if the disk is full.
+    The reason is searched for in the error and in the errors that caused it. Errors of libraries with other exception types, such
+    as safetensors, are recognized by their text if the disk is full.
     """
     cause: BaseException | None = error
     while cause is not None:

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from psyche_core.errors import ConfigError
 
 LOCK_FILE = ".server.lock"
-"""Name of the lock file in a server's folder. The file exists also when no program holds the lock."""
+"""Name of the lock file in a server's folder. The file exists even when no program holds the lock."""
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def _locked(folder: Path) -> Iterator[bool]:
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        # False if another process has published the folder before we got the lock: then it is gone, or another one.
+        # False if another process published the folder before we got the lock: then the folder is gone, or is another one.
         yield lock(descriptor) and folder.is_dir() and folder.stat().st_ino == os.fstat(descriptor).st_ino
     finally:
         os.close(descriptor)
@@ -105,7 +105,7 @@ def _remove_abandoned(parent: Path, *, but: Path) -> None:
 
 
 def write_inside(folder: Path, write: Callable[[Path], None]) -> None:
-    """Put into an existing folder the files of a folder that `write` creates itself, at the path it is given. Raises OSError."""
+    """Call `write` with a path at which it creates a folder, and move that folder's files into `folder`. Raises OSError."""
     inner = folder / f".{uuid.uuid4().hex}"
     write(inner)
     for path in inner.iterdir():

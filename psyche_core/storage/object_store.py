@@ -1,9 +1,9 @@
-"""A bucket through obstore: Google Cloud Storage by its name, everything else by URL (`s3://name`, `file:///folder`).
+"""A bucket, through obstore: Google Cloud Storage by its name, everything else by URL (`s3://name`, `file:///folder`).
 
 Credentials and endpoints are taken from the same places as by the cloud providers' own tools (GOOGLE_APPLICATION_CREDENTIALS,
 AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …); without credentials, a bucket is read anonymously. Large files are sent in parts. Every
-error becomes a StoreError with one sentence. All functions block: call them in a worker thread. A bucket keeps the contract of a
-plugin's store, `psyche_core.interfaces.ModelStore`.
+error becomes a StoreError with one sentence. All functions block: call them in a worker thread. A bucket follows the contract of
+a plugin's store, `psyche_core.interfaces.ModelStore`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ObjectStore(ModelStore):
         """Return the names of all objects under a prefix (`a/b/`), ascending. Raises StoreError, NoSuchBucket."""
         obstore = _obstore()
         try:
-            folder = prefix.rpartition("/")[0]  # obstore takes whole parts of names only
+            folder = prefix.rpartition("/")[0]  # obstore accepts only whole path components as a prefix
             found = [str(entry["path"]) for page in obstore.list(self._store, prefix=folder or None) for entry in page]
         except Exception as error:  # obstore raises its own exceptions and those of the system
             if "404 Not Found" in str(error):  # not a missing prefix: that gives an empty list
@@ -51,7 +51,7 @@ class ObjectStore(ModelStore):
         return sorted(name for name in found if name.startswith(prefix))
 
     def put_file(self, name: str, path: Path, *, proceed: Proceed = go_on) -> None:
-        """Store a file as the object `name`, which appears whole. Raises StoreError."""
+        """Store a file as the object `name`, which appears complete or not at all. Raises StoreError."""
         obstore = _obstore()
         asked = _Asked(proceed)
         try:
@@ -120,12 +120,12 @@ class ObjectStore(ModelStore):
             raise self._failed(f"read {name}", error) from error
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; one that is not there is no error. Raises StoreError."""
+        """Delete objects; a missing object is not an error. Raises StoreError."""
         obstore = _obstore()
         try:
             try:
                 obstore.delete(self._store, list(names))
-            except (FileNotFoundError, obstore.exceptions.NotFoundError):  # a folder says so, and may have left out the rest
+            except (FileNotFoundError, obstore.exceptions.NotFoundError):  # from a folder, which may then skip the other names
                 for name in names:
                     with contextlib.suppress(FileNotFoundError, obstore.exceptions.NotFoundError):
                         obstore.delete(self._store, [name])
@@ -133,7 +133,7 @@ class ObjectStore(ModelStore):
             raise self._failed(f"delete {len(names)} objects", error) from error
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
     def _failed(self, what: str, error: Exception) -> StoreError:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -147,7 +147,7 @@ class ObjectStore(ModelStore):
 
 
 class _Asked:
-    """A `Proceed` that remembers what it raised, to tell that from what obstore raises."""
+    """A `Proceed` that remembers the exception it raised, to distinguish it from exceptions of obstore."""
 
     def __init__(self, proceed: Proceed) -> None:
         self._proceed = proceed

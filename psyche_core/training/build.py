@@ -152,7 +152,10 @@ def build_optimizer(registry_load: RegistryLoad, choice: Choice, model: Model) -
 
 
 def optimizer_settings(registry_load: RegistryLoad, choice: Choice) -> tuple[OptimizerRegistration, BaseModel]:
-    """The optimizer's registration and its checked settings. Raises ConfigError, TypeError, and the errors of registry_load."""
+    """Return the optimizer's registration and checked settings.
+
+    Raises ConfigError, TypeError, and the errors of registry_load.
+    """
     registration = registry_load("optimizer", choice.name)
     if not isinstance(registration, OptimizerRegistration):
         message = f"registry_load('optimizer', …) must give an OptimizerRegistration, got {type(registration).__name__}"

@@ -1,4 +1,4 @@
-"""The size of a model's gradient, a figure for people; training does not depend on it."""
+"""The norm of a model's gradient, a figure for people; training does not depend on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from psyche_core.interfaces.model import Model
 
 
 def gradient_norm(model: Model) -> float:
-    """Return the L2 norm over all gradients that `Model.gradients` stored, 0 without any. It only reads them."""
+    """Return the L2 norm over all gradients that `Model.gradients` stored; 0 if there are none. It only reads them."""
     import torch
 
     gradients = [parameter.grad for parameter in model.parameters.values() if parameter.grad is not None]

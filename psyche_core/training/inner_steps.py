@@ -1,4 +1,4 @@
-"""The parts of a share on which an optimizer with inner steps takes one step each."""
+"""Cuts a share into parts, for an optimizer with inner steps: it takes one step on each part."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from psyche_core.interfaces.data import LABEL_BYTES, POSITION_BYTES, Samples
 
 
 def parts_of(samples: Samples, count: int) -> tuple[Samples, ...]:
-    """Cut samples into `count` parts of consecutive samples, or one for each sample where there are fewer; the same for 1 part.
+    """Cut samples into `count` parts of consecutive samples, or into single samples if there are fewer.
 
-    Sizes differ by at most one sample; the larger parts come first.
+    Sizes differ by at most one sample; the larger parts come first. For one part, the samples themselves are returned.
     """
     count = max(1, min(count, samples.count))
     if count == 1:
@@ -22,7 +22,7 @@ def parts_of(samples: Samples, count: int) -> tuple[Samples, ...]:
 
 
 def rows_of(samples: Samples, first: int, last: int) -> Samples:
-    """The samples `first` to `last`, without the last."""
+    """Return the samples from number `first` up to but not including `last`."""
 
     def column(data: bytes | None, size: int) -> bytes | None:
         return None if data is None else data[first * samples.sequence_length * size : last * samples.sequence_length * size]

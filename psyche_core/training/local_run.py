@@ -19,8 +19,8 @@ from psyche_core.training.update_statistics import UpdateStatistics
 class LocalStep:
     """A step that was trained.
 
-    loss: mean over all samples, in nats per token. tokens: of all members together. seconds: sum over all members, which
-    train one after the other. compress_seconds: the part of them in which results were made from gradients. payload_bytes:
+    loss: mean over all samples, in nats per token. tokens: of all members together. seconds: sum over all members, which train
+    one after the other. compress_seconds: the part of those seconds in which results were made from gradients. payload_bytes:
     size of the largest result. learning_rate: of the schedule. gradient_norm: mean of the members' norms.
     """
 

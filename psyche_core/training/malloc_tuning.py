@@ -1,9 +1,10 @@
 """Keeps freed memory for later allocations while much data is moved, and returns it to the system at the end of a phase.
 
 By default the C library returns a large freed block to the system at once and gets a new one, page by page, for the next
-allocation. When a model is processed in hundreds of pieces, this takes a tenth of the time. But memory that is kept for ever is a
-quarter of a gigabyte that other programs could use. So the program keeps freed memory, and returns it at the end of a phase that
-used much memory. These functions do nothing without glibc. A program that embeds a client decides itself whether to call them.
+allocation. When a model is processed in hundreds of pieces, this takes a tenth of the time. But memory that is never returned is
+a quarter of a gigabyte that other programs could use. So the program keeps freed memory, and returns it at the end of a phase
+that used much memory. These functions do nothing without glibc. A program that embeds a client decides itself whether to call
+them.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ _POLL_SECONDS: Final = 0.2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code: 0 if the client ended it, 1 if the group failed, 2 for an error of the user."""
-    gc.set_threshold(10_000)  # what importing torch makes stays: to search it for garbage every 700 objects takes a second
-    atexit.register(gc.freeze)  # and more than another one when Python ends
+    gc.set_threshold(10_000)  # objects made by importing torch stay: a search for garbage every 700 objects takes a second in all
+    atexit.register(gc.freeze)  # without it, the search when Python ends takes more than a second
     options = parser()
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] == ["rust"]:
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fill(given: argparse.Namespace, environment: Mapping[str, str]) -> None:
-    """Take what the command line does not say from the environment. Raises ValueError with a sentence."""
+    """Take values that the command line does not give from the environment. Raises ValueError with a sentence."""
     for name in _FROM_ENVIRONMENT:
         variable = f"PSYCHE_{name.upper()}"
         if getattr(given, name) is not None:
@@ -91,7 +91,7 @@ def _fill(given: argparse.Namespace, environment: Mapping[str, str]) -> None:
             raise ValueError(message)
         given.device = "cuda:" + ",".join(str(given.start_device + number) for number in range(given.local_ranks))
     if given.backend == "gloo" and given.device == "auto":
-        given.device = "cpu"  # nccl is for GPUs, gloo for CPUs: the client's devices decide which of them is used
+        given.device = "cpu"  # nccl is for GPUs and gloo for CPUs; the client's devices decide which one is used
 
 
 def _serve(given: argparse.Namespace, secret: bytes) -> int:

@@ -1,6 +1,6 @@
 """Converts a model to pieces and pieces to a model: the tensor side of `psyche_core.p2p.manifest`.
 
-Masters here are all tensors that replicas share, the optimizer's public state included, see `shared_tensors`.
+"Masters" in this module are all tensors that replicas share, including the optimizer's public state, see `shared_tensors`.
 
 Pieces are made one at a time from the live masters, and new masters are made one tensor at a time while the optimizer loads them.
 So neither needs a second copy of the model. Before anything is replaced, *every* piece of the new masters, fetched or our own, is

@@ -61,9 +61,11 @@ class Trainer:
 
     learning_rate: returns the learning rate of a step, including the cold-start factor. micro_batch_size: sequences per forward
     pass; it changes memory and speed but not the result, except for rounding. It becomes smaller when memory runs out; then
-    notice is called with a sentence. checked: whether others check the shares. Then private state is neither saved nor loaded,
-    since nobody could show how it came about; and what was sent counts as taken off delta even if it was not accepted: else a
-    later result would not follow from the delta that the last one committed to.
+    notice is called with a sentence.
+
+    checked: whether other members check the shares. Then private state is neither saved nor loaded, because nobody could show how
+    it was computed. What was sent is then taken off delta even if it was not accepted: otherwise a later result would not follow
+    from the delta to which the last one committed.
     """
 
     def __init__(
@@ -147,30 +149,30 @@ class Trainer:
         self._optimizer.check(payload)
 
     def positions(self, payload: bytes) -> Any | None:
-        """Positions of a checked payload's coefficients, see `interfaces.replay`; None if its optimizer cannot tell."""
+        """Return the positions of a checked payload's coefficients, see `interfaces.replay`; None if they cannot be known."""
         replay = self.replay
         return None if replay is None else replay.positions(payload)
 
     @property
     def replay(self) -> Replay | None:
-        """What verifiers must know of the optimizer, None if its training cannot be replayed."""
+        """What verifiers must know about the optimizer; None if its training cannot be replayed."""
         return self._optimizer.replay
 
     def trained_after(self, step: int, *, first: bool) -> int:
-        """The step whose results are the newest in the masters when a share of `step` is trained, 0 for none.
+        """Return the newest step whose results are in the masters when a share of `step` is trained; 0 for none.
 
-        first: whether it is the first step of an epoch. An epoch's end has applied everything.
+        first: whether it is the first step of an epoch. At an epoch's end everything has been applied.
         """
         return max(0, step - (1 if first else APPLY_DELAY))
 
     def recompute(self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]) -> list[Any]:
-        """What another replica's training of a share adds to its delta is made of this, see `Replay.gradient`.
+        """Return the gradients from which another replica's delta of a share can be recomputed, see `Replay.gradient`.
 
-        Returns float32 [chunks, size] for each group, numpy arrays.
+        Returns float32 numpy arrays [chunks, size], one for each group.
 
-        step: of the share. signs: of its delta before, None if that was zero. undone: what our masters include and its masters
-        did not, the newest first. The masters stay; the next `train` loads its own weights again. Raises ValueError if the
-        optimizer cannot be verified, ModelError for samples that do not fit, PayloadRejected.
+        step: of the share. signs: of its delta before, None if that was zero. undone: the steps that our masters include and its
+        masters did not, the newest first. The masters do not change; the next `train` loads its own weights again. Raises
+        ValueError if the optimizer cannot be verified, ModelError for samples that do not fit, PayloadRejected.
         """
         replay = self._optimizer.replay
         if replay is None or not replay.verifiable or self._optimizer.inner_steps != 1:
@@ -184,7 +186,7 @@ class Trainer:
         return replay.gradient(gradients, rows)
 
     def trained_with(self, step: int) -> float:
-        """The learning rate with which a share of this step is compressed."""
+        """Return the learning rate with which a share of this step is compressed."""
         return self._learning_rate(step)
 
     def rate_of(self, step: int) -> float:
@@ -201,7 +203,7 @@ class Trainer:
         self._optimizer.apply(step, payloads, learning_rate=rate, own_accepted=own_accepted or self._checked)
 
     def update_statistics(self, *, every: int) -> UpdateStatistics:
-        """Statistics of the optimizer at every so many applied steps, see there."""
+        """Return an object that measures the optimizer at every `every`-th applied step, see `UpdateStatistics`."""
         return UpdateStatistics(self._optimizer, every=every)
 
     def forget(self) -> None:
@@ -249,7 +251,7 @@ class Trainer:
             save_private(path, state, masters=self.full_digest())
 
     def load_private(self, path: Path) -> bool:
-        """Load the private state that was saved with exactly this model. Returns whether there was any.
+        """Load the private state that was saved with exactly this model. Returns whether there was one.
 
         Raises ModelError; then nothing has changed.
         """

@@ -1,8 +1,9 @@
-"""Statistics of the optimizer at every N-th applied step, for people: how far tensors moved, and whether as own momentum says.
+"""Statistics of the optimizer at every N-th applied step, for people: how far tensors moved, and whether as our own momentum
+says.
 
-They only read, so training gives the same bits as without them. A group is the tensors whose names differ in numbers only, such
-as one kind of matrix of all layers. Norms of weights and momentum are exact; movement and signs are those of at most SAMPLE
-evenly spaced values of each tensor, which costs little memory.
+Measuring only reads, so training gives the same bits as without it. A group is all tensors whose names differ only in numbers,
+such as one kind of matrix of all layers. Norms of weights and momentum are exact; movement and signs use at most SAMPLE evenly
+spaced values of each tensor, which costs little memory.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ SAMPLE = 16_384
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums over the tensors of a group. moved: estimate of the squared movement. equal, compared: values by their signs."""
+    """Sums over the tensors of a group. moved: estimate of the squared movement.
+
+    equal: values with equal signs, of `compared`.
+    """
 
     values: int = 0
     weights: float = 0.0
@@ -41,16 +45,16 @@ class _Sums:
 
 
 _Momentum = Mapping[str, tuple[Tensor, float]]
-"""Of each tensor's momentum: the signs of its sample, int8, and the squared norm of all of it."""
+"""For each tensor's momentum: the signs of its sample, int8, and the squared norm of the whole momentum."""
 
 _MOST_STEPS = 4
-"""Steps that are trained and may still be applied; in a run two are."""
+"""Most trained steps whose results may still be applied; in a run there are two."""
 
 
 class UpdateStatistics:
     """Measures the steps whose number is a multiple of `every`. Call it in the thread that trains and applies.
 
-    Own momentum is that of when our result of the step was made, since what was sent is subtracted from it later.
+    Our own momentum is measured when our result of the step is made, because what was sent is later subtracted from it.
     """
 
     def __init__(self, optimizer: Optimizer, *, every: int) -> None:
@@ -61,7 +65,7 @@ class UpdateStatistics:
         self._taken: tuple[OptimizerStatistics, ...] = ()
 
     def trained(self, step: int) -> None:
-        """Call this when our result of a step was made."""
+        """Call this after our result of a step was made."""
         if step % self._every == 0:
             own = self._measured(self._own_momentum)
             if own:
@@ -71,7 +75,7 @@ class UpdateStatistics:
 
     @contextmanager
     def around(self, step: int) -> Iterator[None]:
-        """Put this around applying the results of a step."""
+        """Enter this while applying the results of a step."""
         if step % self._every != 0:
             yield
             return
@@ -89,7 +93,7 @@ class UpdateStatistics:
         return {name: _signs(tensor) for name, tensor in self._optimizer.momentum.items()}
 
     def _measured(self, measure: Callable[[], _Measured]) -> _Measured | None:
-        """What a measurement gives; None for one that fails, which must not end training."""
+        """Return the result of a measurement; None if it fails, because a failure must not end training."""
         try:
             return measure()
         except Exception as error:
@@ -99,13 +103,13 @@ class UpdateStatistics:
             return None
 
     def take(self) -> tuple[OptimizerStatistics, ...]:
-        """What was measured since this was last called, by group in ascending order; usually nothing."""
+        """Return what was measured since the last call, by group in ascending order; usually nothing."""
         taken, self._taken = self._taken, ()
         return taken
 
 
 def group_of(name: str) -> str:
-    """The group of a parameter: its name with `*` for each number between dots."""
+    """Return the group of a parameter: its name with `*` for each number between dots."""
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
@@ -147,7 +151,7 @@ def _signs(momentum: Tensor) -> tuple[Tensor, float]:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """Every k-th value of a tensor, at most SAMPLE; all of a smaller one. May be a view."""
+    """Return every k-th value of a tensor, at most SAMPLE values; all values of a smaller tensor. May be a view."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, math.ceil(flat.numel() / SAMPLE))]
 

@@ -1,4 +1,4 @@
-"""The screen's own process: `python -m psyche_core.tui`, started by `screen.Screen` and by nobody else."""
+"""The display's own process: `python -m psyche_core.tui`. Only `screen.Screen` starts it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ WAITING_LINES = 20_000
 
 
 def main() -> int:
-    """Show what comes until it ends or somebody closes the screen. Returns the exit code."""
+    """Show the lines that come, until they end or the user closes the screen. Return the exit code."""
     parser = argparse.ArgumentParser(description="Shows a run; started by `psyche … --logs tui`.")
     parser.add_argument("--kind", choices=sorted(TABS), required=True)
     parser.add_argument("--title", required=True)
     for name in ("feed", "replies", "errors"):
         parser.add_argument(f"--{name}", type=int, required=True)
     given = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program's matter; here Ctrl+C is a key
-    sys.stderr = os.fdopen(given.errors, "w", buffering=1)  # textual draws on the real one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program handles it; in this process Ctrl+C is only a key
+    sys.stderr = os.fdopen(given.errors, "w", buffering=1)  # textual draws on the original standard error
 
     feed: queue.Queue[FeedLine] = queue.Queue(WAITING_LINES)
     replies = os.fdopen(given.replies, "wb", buffering=0)
 
     def ask(request: Request) -> None:
-        with contextlib.suppress(OSError):  # the program is gone, and so are we in a moment
+        with contextlib.suppress(OSError):  # the program has ended, and this process will end soon
             replies.write(request_line(request))
 
     app = RunScreen(given.kind, title=given.title, feed=feed, ask=ask)
@@ -47,7 +47,7 @@ def main() -> int:
 
     try:
         asyncio.run(show())
-    except Exception as error:  # said to the program, which tells people and goes on
+    except Exception as error:  # reported to the program, which tells the user and continues
         traceback.print_exc()
         ask(Request("failed", f"{type(error).__name__}: {error}"))
         return 1
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _take(stream: BinaryIO, feed: queue.Queue[FeedLine]) -> None:
-    """Blocking: read what the program tells; its end is the end."""
+    """Read the program's lines into the queue until they end. Blocks."""
     with stream:
         for line in stream:
             told = parse_feed(line)

@@ -1,6 +1,7 @@
-"""The screen: tabs over what is known of a run, keys, and questions before something is done.
+"""The screen: tabs that show a run, keys, and questions before actions that cannot be undone.
 
-It takes lines from a queue and asks through a function; it opens nothing by itself. That it is closed or fails ends no run.
+It takes lines from a queue and sends requests through a function; it opens nothing itself. The run goes on if the screen is
+closed or fails.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from psyche_core.ui.formatting import duration_text
 
 REFRESH_SECONDS = 0.25
 WORK_SECONDS = 0.1
-"""Longest time in which lines are taken in before keys have their turn."""
+"""Longest time for which lines are taken in before keys are handled."""
 
 TABS: dict[str, tuple[str, ...]] = {
     "client": ("Run", "Coordinator", "Network", "Rewards", "Log"),
@@ -41,7 +42,7 @@ TABS: dict[str, tuple[str, ...]] = {
     "testnet": ("Run", "Members", "Network", "Rewards", "Log"),
     "replay": ("Run", "Members", "Network", "Rewards", "Log"),
 }
-"""Kind of program -> its tabs."""
+"""The tabs for each kind of program."""
 
 _PANES: dict[str, type[Pane]] = {
     "Run": RunPane,
@@ -58,7 +59,7 @@ _INTERRUPT = {
     "replay": "stopping",
 }
 _NO_COLOR_THEMES = ("ansi-dark", "textual-ansi")
-"""The theme in the terminal's own colours, as newer and older versions of textual call it."""
+"""The theme that uses the terminal's own colours; its names in newer and older versions of textual."""
 
 _NOTES = (
     "The run goes on whatever happens to this screen. Figures of other members are their own words, which nobody has checked. "
@@ -69,8 +70,8 @@ _NOTES = (
 class RunScreen(App[None]):
     """The screen of one program.
 
-    kind: a key of TABS. feed: lines of the program, taken in by this app alone. ask: passes a request to the program. clock:
-    unix seconds of now; a replay shows the time of its newest event instead.
+    kind: a key of TABS. feed: lines of the program, which only this app takes. ask: passes a request to the program. clock:
+    returns the present time in unix seconds; a replay shows the time of its newest event instead.
     """
 
     ENABLE_COMMAND_PALETTE: ClassVar[bool] = False
@@ -98,7 +99,7 @@ class RunScreen(App[None]):
         ask: Callable[[Request], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(ansi_color=True if os.environ.get("NO_COLOR") is not None else None)  # else shades of grey are left
+        super().__init__(ansi_color=True if os.environ.get("NO_COLOR") is not None else None)  # otherwise grey tones remain
         self.kind = kind
         self.watched: Watched = Watched(title=title, of_member=kind == "client")
         self._feed = feed
@@ -108,7 +109,7 @@ class RunScreen(App[None]):
         self._drawn: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
-        """A line about the run, the tabs, the keys."""
+        """Make a line about the run, the tabs, and the line of keys."""
         yield Static(id="headline")
         with TabbedContent(id="tabs"):
             for number, name in enumerate(TABS[self.kind], 1):
@@ -117,7 +118,7 @@ class RunScreen(App[None]):
         yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
-        """Begin to take lines in."""
+        """Start to take lines in."""
         self.theme = next(name for name in _NO_COLOR_THEMES if name in self.available_themes) if self.no_color else "textual-dark"
         self.set_interval(REFRESH_SECONDS, self.take)
         self.take()
@@ -128,23 +129,23 @@ class RunScreen(App[None]):
         self.call_after_refresh(self.draw)
 
     def on_tabbed_content_tab_activated(self) -> None:
-        """Draw the tab that is seen now."""
+        """Draw the tab that is visible now."""
         self._drawn = ()
         self.refresh_bindings()
         self.call_after_refresh(self.draw)
 
     @property
     def now(self) -> float:
-        """The time that clocks show, in unix seconds."""
+        """The time of the run, in unix seconds."""
         return self.watched.view.newest if self.kind == "replay" else self._clock()
 
     @property
     def pane(self) -> Pane:
-        """The pane of the tab that is seen."""
+        """The pane of the visible tab."""
         return self.query_one(TabbedContent).get_pane(self.query_one(TabbedContent).active).query_one(Pane)
 
     def take(self) -> None:
-        """Take in what the program told, and draw it."""
+        """Take in the program's lines, and draw them."""
         end = time.monotonic() + WORK_SECONDS
         while time.monotonic() < end:
             try:
@@ -162,7 +163,7 @@ class RunScreen(App[None]):
         self.draw()
 
     def draw(self) -> None:
-        """Draw the headline and the tab that is seen, if anything changed or a clock went on."""
+        """Draw the headline and the visible tab, if anything changed or another second has passed."""
         tabs = self.query_one(TabbedContent)
         log = self.query_one(LogPane)
         what = (self.watched.changed, int(self.now), tabs.active, log.level, self.query_one("#filter", Input).value)
@@ -172,7 +173,7 @@ class RunScreen(App[None]):
             self.pane.show(self.watched, self.now)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Which keys there are: those of this program and of the tab that is seen."""
+        """Return whether a key is available: it depends on the program and on the visible tab."""
         del parameters
         if action in ("pause", "update"):
             return self.kind == "server"
@@ -214,7 +215,7 @@ class RunScreen(App[None]):
         return "end the replay" if self.kind == "replay" else "close this screen (asks first); the run goes on with log lines"
 
     def action_leave(self) -> None:
-        """Close the screen, not the run."""
+        """Close the screen; the run goes on."""
         if self.kind == "replay":
             self._leave(True)
         else:
@@ -227,7 +228,7 @@ class RunScreen(App[None]):
             self.exit()
 
     def action_interrupt(self) -> None:
-        """Do what Ctrl-C does without a screen."""
+        """Do what Ctrl+C does without a screen."""
         self._ask(Request("interrupt"))
         self.notify(_INTERRUPT[self.kind], severity="warning", markup=False)
 
@@ -268,25 +269,25 @@ class RunScreen(App[None]):
         self._ask(Request("expel", member.id))
 
     def action_filter(self) -> None:
-        """Type words for the log."""
+        """Move to the filter of the log."""
         self.query_one("#filter", Input).focus()
 
     def action_level(self) -> None:
-        """Show fewer lines of the log."""
+        """Go to the next level of the log, which shows fewer lines."""
         self.query_one(LogPane).next_level()
         self.draw()
 
     def action_out(self) -> None:
-        """Leave the field for words."""
+        """Leave the filter of the log."""
         self.set_focus(None)
 
     def on_input_submitted(self) -> None:
-        """Enter ends the typing."""
+        """Leave the filter of the log when Enter is pressed."""
         self.set_focus(None)
 
 
 def headline(watched: Watched, kind: str, now: float, *, over: bool = False) -> Text:
-    """The run in one line."""
+    """Return the run in one line."""
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f" psyche {kind} ", style="reverse bold").append(f" {watched.run_id}", style="bold")
     phase = watched.view.phase

@@ -1,4 +1,4 @@
-"""Questions before something is done that cannot be undone, and the page of keys."""
+"""Questions before actions that cannot be undone, and the page of keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from textual.widgets import Static
 
 
 class Question(ModalScreen[bool]):
-    """A question that is answered by y or n."""
+    """A question that the user answers with y or n."""
 
     BINDINGS = [  # noqa: RUF012  # textual's own declaration is a class variable
         Binding("y,enter", "answer(True)", "Yes"),
@@ -27,7 +27,7 @@ class Question(ModalScreen[bool]):
         self._more = more
 
     def compose(self) -> ComposeResult:
-        """The question, what it means, and the keys."""
+        """Make the question, its consequences, and the keys."""
         with Vertical(classes="box"):
             yield Static(Text(self._question, style="bold"))
             if self._more:
@@ -40,7 +40,7 @@ class Question(ModalScreen[bool]):
 
 
 class Keys(ModalScreen[None]):
-    """All keys, and what the columns mean."""
+    """The page of all keys, with notes about the columns."""
 
     BINDINGS = [Binding("escape,q,question_mark,enter", "close", "Close")]  # noqa: RUF012  # as above
 
@@ -50,7 +50,7 @@ class Keys(ModalScreen[None]):
         self._notes = notes
 
     def compose(self) -> ComposeResult:
-        """A table of keys, and notes."""
+        """Make a table of keys, and notes."""
         table = Table.grid(padding=(0, 3))
         for key, meaning in self._rows:
             table.add_row(Text(key, style="bold"), Text(meaning))

@@ -1,4 +1,4 @@
-"""The screen of a program that has a `Display`, such as a testnet; lines once the screen is gone."""
+"""The screen of a program that has a `Display`, such as a testnet. When the screen is closed, lines are written instead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ScreenDisplay(Display):
             self._screen.close()
 
     def show(self, source: str, event: Event | None = None) -> None:
-        """Pass the event on; also without one, lines are written when it is time."""
+        """Pass the event on to the screen. Once the screen is closed, write lines; also without an event, when they are due."""
         if event is not None and self._screen is not None:
             self._screen.show(source, event)
         elif self._screen is None or not self._screen.up:

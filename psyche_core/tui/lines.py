@@ -1,7 +1,7 @@
-"""What a program and its screen say to each other: JSON lines over two pipes.
+"""The messages between a program and its screen: JSON lines over two pipes.
 
-The program sends events, states of the coordinator and lines of output; the screen sends requests. Both are processes of one
-user on one machine, and still both sides ignore what they do not understand. Pure.
+The program sends events, states of the coordinator and lines of output; the screen sends requests. Both are processes of one user
+on one machine; even so, each ignores lines that it does not understand. Pure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StateLine:
 
 @dataclass(frozen=True, slots=True)
 class OutputLine:
-    """A line that the program wrote to its standard output or error: a warning, mostly."""
+    """A line that the program wrote to its standard output or error; usually a warning."""
 
     time: float
     text: str
@@ -49,7 +49,7 @@ class OutputLine:
 
 @dataclass(frozen=True, slots=True)
 class EndLine:
-    """The program ends its display. stays: the screen stays until it is closed by key."""
+    """The program's last line. stays: the screen stays until the user closes it."""
 
     stays: bool = False
 
@@ -59,9 +59,9 @@ FeedLine = EventLine | StateLine | OutputLine | EndLine
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What somebody asks of the program by key.
+    """A request of the user, by key, to the program.
 
-    what: `interrupt` (as Ctrl-C), `leave` (the screen is closed, the program goes on), `failed` (the same, because the screen
+    what: `interrupt` (as Ctrl+C), `leave` (the screen is closed, the program goes on), `failed` (as `leave`, because the screen
     failed), `pause` (pause, or continue a paused run), `expel`, `update`. argument: a member's signer in hex, or a reason.
     """
 
@@ -70,7 +70,7 @@ class Request:
 
 
 def feed_line(line: FeedLine) -> bytes:
-    """A line for the screen, with its line break."""
+    """Return a line for the screen, with its line break."""
     match line:
         case EventLine():
             told = json.loads(to_json(line.event)) | {"time": line.time}
@@ -85,7 +85,7 @@ def feed_line(line: FeedLine) -> bytes:
 
 
 def parse_feed(line: bytes) -> FeedLine | None:
-    """The opposite of `feed_line`; None for what it never returns."""
+    """Read a line that `feed_line` returned; return None for other lines."""
     try:
         told = json.loads(line)
         if "event" in told:
@@ -102,12 +102,12 @@ def parse_feed(line: bytes) -> FeedLine | None:
 
 
 def request_line(request: Request) -> bytes:
-    """A line for the program, with its line break."""
+    """Return a line for the program, with its line break."""
     return _line({"ask": request.what, "argument": request.argument})
 
 
 def parse_request(line: bytes) -> Request | None:
-    """The opposite of `request_line`; None for what it never returns."""
+    """Read a line that `request_line` returned; return None for other lines."""
     try:
         told = json.loads(line)
         return Request(str(told["ask"]), str(told["argument"]))

@@ -1,7 +1,8 @@
-"""A program's side of its screen: starts it as a process of its own, feeds it, and goes on without it.
+"""The program's side of its screen: starts the screen as a process, sends it lines, and continues without it if it ends.
 
-The screen can hang, fail or be killed; the program only ever puts a line into a queue. A thread writes the queue to the screen,
-another waits for its end. From then on events go to `after`, the lines of the console. Asks of the screen come back as requests.
+The screen can hang, fail or be killed; the program only puts lines into a queue. One thread writes the queue to the screen,
+another waits for the screen's end. After its end, events go to `after`, which writes console lines. The screen's requests come
+back through `requests`.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from psyche_core.tui.lines import EndLine, EventLine, FeedLine, OutputLine, Requ
 from psyche_core.tui.terminal import HeldTerminal
 
 QUEUE_LINES = 20_000
-"""Lines that wait for a slow screen; newer ones are left out."""
+"""Most lines that wait for a slow screen; further ones are left out."""
 
 STATE_SECONDS = 0.25
 """Shortest time between two states that are sent."""
 
 CLOSE_SECONDS = 3.0
-"""How long a screen may take to end after it was told to."""
+"""How long a screen may take to end after it was asked to."""
 
 TICK_SECONDS = 0.1
 MODULE = "psyche_core.tui"
@@ -41,22 +42,22 @@ MODULE = "psyche_core.tui"
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An event and who told it, for what follows the screen."""
+    """An event and its source, for the display that follows the screen."""
 
     source: str
     event: Event
 
 
 class Screen:
-    """A screen that is up until `close`, or until it ends by itself.
+    """A screen that is shown until `close`, or until it ends by itself.
 
-    kind: `client`, `server`, `testnet` or `replay`. title: of the run. after: takes events once the screen is gone; called from
-    any thread, never twice at a time. Raises OSError if no process can be started.
+    kind: `client`, `server`, `testnet` or `replay`. title: of the run. after: takes events once the screen has ended; called from
+    any thread, one call at a time. Raises OSError if no process can be started.
     """
 
     def __init__(self, kind: str, *, title: str, after: Callable[[Told], None]) -> None:
         self._after = after
-        self._farewell_due = kind != "replay"  # whose end is what was asked for
+        self._farewell_due = kind != "replay"  # closing the screen of a replay ends it, so nothing needs to be said
         self._queue: queue.Queue[FeedLine] = queue.Queue(QUEUE_LINES)
         self._state: StateLine | None = None
         self._lock = threading.Lock()
@@ -88,7 +89,7 @@ class Screen:
 
     @property
     def up(self) -> bool:
-        """Whether the screen is still there."""
+        """Whether the screen is still running."""
         return not self._gone.is_set()
 
     def show(self, source: str, event: Event, *, moment: float | None = None) -> None:
@@ -101,11 +102,11 @@ class Screen:
                 self._after(Told(source, event))
 
     def follow(self, state: CoordinatorState) -> None:
-        """Show a state of the coordinator; of several within a short time only the newest."""
+        """Show a state of the coordinator. Of several states within a short time only the newest is shown."""
         self._state = StateLine(time.time(), state)
 
     async def requests(self) -> AsyncIterator[Request]:
-        """What is asked by key, until the screen is gone."""
+        """Yield the requests that the user makes by key, until the screen has ended."""
         while True:
             try:
                 yield self._requests.get_nowait()
@@ -115,22 +116,22 @@ class Screen:
                 await anyio.sleep(TICK_SECONDS)
 
     async def caught_up(self) -> None:
-        """Wait until the screen has shown most of what came, for a program that can wait (a replay)."""
+        """Wait until the screen has shown most of its lines, for a program that can wait (a replay)."""
         while self.up and self._queue.qsize() > QUEUE_LINES // 2:  # noqa: ASYNC110  # threads change it
             await anyio.sleep(TICK_SECONDS)
 
     async def closed(self) -> None:
-        """Wait until the screen is gone."""
+        """Wait until the screen has ended."""
         while self.up:  # noqa: ASYNC110  # as above
             await anyio.sleep(TICK_SECONDS)
 
     def end(self, *, stays: bool = False) -> None:
-        """Say that no more comes. stays: the screen stays until somebody closes it."""
+        """Tell the screen that no more lines come. stays: the screen stays until the user closes it."""
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(EndLine(stays))
 
     def close(self) -> None:
-        """End the screen and give the terminal back. Blocking, for some seconds at most; idempotent."""
+        """End the screen and restore the terminal. Blocks for some seconds at most; idempotent."""
         self._closing = True
         if self.up:
             self.end()
@@ -147,9 +148,9 @@ class Screen:
             self._queue.put_nowait(OutputLine(time.time(), text))
 
     def _write(self) -> None:
-        """Blocking: write what there is to the screen."""
+        """Write the waiting lines to the screen. Blocks."""
         sent = 0.0
-        with os.fdopen(self._feed, "wb", buffering=0), contextlib.suppress(OSError):  # the screen is gone
+        with os.fdopen(self._feed, "wb", buffering=0), contextlib.suppress(OSError):  # raised when the screen has ended
             while self.up:
                 with contextlib.suppress(queue.Empty):
                     line = self._queue.get(timeout=STATE_SECONDS)
@@ -164,7 +165,7 @@ class Screen:
             data = data[os.write(self._feed, data) :]
 
     def _read(self) -> None:
-        """Blocking: take what the screen asks."""
+        """Take the screen's requests. Blocks."""
         with os.fdopen(self._replies, "rb") as stream:
             for line in stream:
                 request = parse_request(line)
@@ -179,7 +180,7 @@ class Screen:
                         self._requests.put_nowait(request)
 
     def _wait(self) -> None:
-        """Blocking: wait for the screen's end, give the terminal back, and let the console go on."""
+        """Wait for the screen's end, restore the terminal, and let console lines follow. Blocks."""
         code = self._process.wait()
         self._terminal.release(tidy=code == 0)
         with self._lock:
@@ -189,7 +190,7 @@ class Screen:
             self._drain()
 
     def _drain(self) -> None:
-        """Show what the screen did not show any more."""
+        """Show what the screen did not show before it ended."""
         with contextlib.suppress(queue.Empty):
             while True:
                 match self._queue.get_nowait():

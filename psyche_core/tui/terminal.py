@@ -1,4 +1,4 @@
-"""The terminal that a screen needs: whether there is one, what it gets back at the end, and where other output goes meanwhile."""
+"""The terminal of a screen: checks whether it is usable, restores it at the end, and redirects other output meanwhile."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _RESTORE = (
     b"\x1b[?1004l\x1b[?2004l\x1b[?2048l\x1b[<u"  # no focus reports, bracketed paste, reports of sizes, kitty keys
     b"\x1b[?7h\x1b[?1049l\x1b[?25h\x1b[0m"  # wrap lines, the usual screen, a cursor, no colour
 )
-"""Undoes what a screen that ended in the middle of something has left on."""
+"""Resets the terminal modes that a screen leaves set if it ends unexpectedly."""
 
 
 def why_unfit(environment: Mapping[str, str]) -> str | None:
-    """Why no full screen can be shown here, as the first half of a sentence; None if it can."""
+    """Return why no full screen can be shown here, as the first half of a sentence; None if it can be shown."""
     if importlib.util.find_spec("textual") is None:
         return "--logs tui needs the extra `tui` (pip install 'psyche-core[tui]')"
     if os.name != "posix":
@@ -34,7 +34,7 @@ def why_unfit(environment: Mapping[str, str]) -> str | None:
     if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
         return f"--logs tui needs a terminal for UTF-8, and this one has {sys.stdout.encoding} (set LANG or PYTHONIOENCODING)"
     columns, rows = os.get_terminal_size(sys.stdout.fileno())
-    if (columns or MIN_COLUMNS) < MIN_COLUMNS or (rows or MIN_ROWS) < MIN_ROWS:  # 0 where nobody has said
+    if (columns or MIN_COLUMNS) < MIN_COLUMNS or (rows or MIN_ROWS) < MIN_ROWS:  # 0 if the size is unknown
         return f"--logs tui needs at least {MIN_COLUMNS} columns and {MIN_ROWS} rows, and this terminal has {columns} by {rows}"
 
     return None
@@ -43,15 +43,15 @@ def why_unfit(environment: Mapping[str, str]) -> str | None:
 def _is_terminal(stream: object) -> bool:
     try:
         return os.isatty(stream.fileno())  # type: ignore[attr-defined]
-    except (AttributeError, OSError, ValueError):  # replaced, or closed
+    except (AttributeError, OSError, ValueError):  # the stream was replaced or closed
         return False
 
 
 class HeldTerminal:
-    """The terminal's modes as they were, and its standard output and error as files, while a screen has it.
+    """Keeps the terminal's modes and its standard output and error as files, while a screen uses the terminal.
 
-    Whatever this process or its libraries write to standard output or error in the meantime goes to `take`, line by line, from
-    a thread. After `release` it goes to the terminal again, also what child processes still write.
+    Everything that this process and its libraries write to standard output or error meanwhile goes to `take`, line by line, from
+    a thread. After `release` it goes to the terminal again, and so does output of child processes that were started meanwhile.
     """
 
     def __init__(self, take: Callable[[str], None]) -> None:
@@ -70,16 +70,16 @@ class HeldTerminal:
 
     @property
     def output(self) -> int:
-        """The terminal, as a descriptor for the screen."""
+        """The descriptor of the terminal's output, for the screen."""
         return self._kept[1]
 
     @property
     def errors(self) -> int:
-        """The same for its errors."""
+        """The descriptor of the terminal's error output, for the screen."""
         return self._kept[2]
 
     def release(self, *, tidy: bool) -> None:
-        """Give the terminal back. tidy: whether the screen has ended in order, so that nothing is left to undo."""
+        """Restore the terminal. tidy: whether the screen ended normally, so that no terminal modes need to be reset."""
         if self._released:
             return
 
@@ -93,18 +93,18 @@ class HeldTerminal:
         if self._modes is not None:
             import termios
 
-            with contextlib.suppress(termios.error):  # the terminal is gone
+            with contextlib.suppress(termios.error):  # the terminal was closed
                 termios.tcsetattr(0, termios.TCSADRAIN, self._modes)
         for number, kept in self._kept.items():
             os.dup2(kept, number)
 
     def _pass_on(self, stream: BinaryIO) -> None:
-        """Blocking: until nobody can write any more."""
+        """Pass output on until no process can write it any more. Blocks."""
         with stream:
             for line in stream:
                 if self._released:
                     with contextlib.suppress(OSError):
-                        os.write(2, line)  # of a child process that was started meanwhile
+                        os.write(2, line)  # from a child process that was started meanwhile
                 else:
                     self._take(line.decode(errors="replace").rstrip())
 

@@ -1,4 +1,4 @@
-"""What a screen knows of a run: the view that the web page has, and what only a screen shows. Pure, no clock."""
+"""What a screen shows of a run: the same view as the web page, and data that only a screen shows. Pure, no clock."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class LogLine:
 
 @dataclass(slots=True)
 class TrainingTimes:
-    """How much of the time one member trained: steps as (end in unix seconds, seconds of training)."""
+    """The training times of one member, from which its efficiency follows. steps: (end in unix seconds, seconds of training)."""
 
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=EFFICIENCY_STEPS + 1))
 
     @property
     def efficiency(self) -> float | None:
-        """Share of the time of its newest steps in which it trained, at most 1; None before the second step."""
+        """Fraction of the time of its newest steps in which it trained, at most 1; None before the second step."""
         if len(self.steps) < 2 or self.steps[-1][0] <= self.steps[0][0]:
             return None
 
@@ -64,9 +64,9 @@ class TrainingTimes:
 class Watched:
     """Everything that is shown of a run.
 
-    view: as the web page has it. state: the newest of the coordinator, None where it is not known. paths: of each member, how it
-    reaches the others. of_member: whether this is the screen of one member, the one that says so. own: its id, empty until then.
-    changed: number of changes.
+    view: the same as the web page's. state: the coordinator's newest, None if unknown. paths: for each member, how it reaches the
+    others. of_member: whether this is the screen of one member, named by its own Started event. own: that member's id, empty
+    until then. changed: number of changes.
     """
 
     def __init__(self, *, title: str = "", of_member: bool = False) -> None:
@@ -86,7 +86,7 @@ class Watched:
         self._checks = ToldChecks()
 
     def enter(self, line: FeedLine) -> None:
-        """Enter what the program told."""
+        """Add a line of the program."""
         self.changed += 1
         match line:
             case EventLine():
@@ -109,12 +109,12 @@ class Watched:
 
     @property
     def me(self) -> MemberView | None:
-        """The member whose screen this is."""
+        """The member whose screen this is; None if there is none, or it is not known yet."""
         return self.view.roster.of_id(self.own, version=self.view.version) if self.own else None
 
     @property
     def last_loss(self) -> float | None:
-        """The newest loss, of this member or mean of all."""
+        """The newest loss: of this member, or the mean of all."""
         newest = self.curve[-1:] if self.curve else []
         return newest[0][1] if newest else None
 
@@ -131,14 +131,14 @@ class Watched:
 
     @property
     def efficiency(self) -> float | None:
-        """Mean of the members'; None while it is not known."""
+        """Mean of the members' efficiencies; None while unknown."""
         known = [times.efficiency for times in self.training_times.values()]
         values = [value for value in known if value is not None]
         return sum(values) / len(values) if values else None
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all healthy members that are known here."""
+        """Sum over all healthy members that are known here."""
         return sum(member.tokens_per_second for member in self.view.roster if member.state == "healthy")
 
     def _enter_event(self, source: str, time: float, event: telemetry.Event) -> None:
@@ -168,7 +168,7 @@ class Watched:
 
 
 def in_order(name: str) -> list[tuple[int, str]]:
-    """A key to sort names by, for which client-2 comes before client-10."""
+    """Return a key to sort names by, so that client-2 comes before client-10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBERS.split(name)]
 
 
@@ -183,7 +183,7 @@ def _level(event: telemetry.Event) -> str:
 
 
 def _level_of(text: str) -> str:
-    """Of a line that the program wrote; log lines have a time stamp first, see `cli.program`."""
+    """Return the level of a line that the program wrote. Log lines begin with a time stamp, see `cli.program`."""
     start = text[:40].lower()
     if "error" in start or "critical" in start:
         return "error"

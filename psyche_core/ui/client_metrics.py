@@ -1,7 +1,7 @@
-"""One client's part of the run's metrics: its reports, the step of its masters, and the reports that are still expected.
+"""One client's part of the run's metrics: its reports, the step of its master weights, and the reports that are still expected.
 
-It covers all processes of a client: figures are summed over them, and obligations end with each process. `run_metrics`
-compares clients.
+It covers all processes of a client: figures are summed over them, and obligations end with each process. `run_metrics` compares
+clients.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _NOTHING = events.NetworkTotals(0, 0, 0)
 
 @dataclass(slots=True)
 class ClientMetrics:
-    """The reports of one client. losses: (step, nats per token). trained: step -> epoch. digests: epoch -> hex.
+    """The reports of one client.
 
-    disturbed: it was disturbed, or it came late. leaving: it was asked to leave. dead: killed and not started again. whole: it
-    takes part; False from a kill until it trains again or closes an epoch. masters: the possible steps of its masters, None if
-    unknown. There are several after a step without accepted results: either the step counts, or the epoch was cut short and the
-    step is trained again. network: totals over all its processes. paths: how it reaches the others, newest
-    report. trained, applied: by its newest process.
+    losses: (step, nats per token). trained: epoch by step. digests: hex by epoch. disturbed: it was disturbed, or it came late.
+    leaving: it was asked to leave. killed: its process was killed and has not started again. whole: it takes part; False from a
+    kill until it trains again or closes an epoch. masters: the possible steps of its master weights, None if unknown. There are
+    several after a step without accepted results: either the step counts, or the epoch was cut short and the step is trained
+    again. network: totals over all its processes. paths: how it reaches the others, newest report. trained, applied: by its
+    newest process.
     """
 
     name: str
@@ -68,11 +69,11 @@ class ClientMetrics:
 
     @property
     def masters_text(self) -> str:
-        """The step of its masters, in words."""
+        """The step of its master weights, in words."""
         return "unknown" if self.masters is None else "those after step " + " or ".join(map(str, sorted(self.masters)))
 
     def start(self, event: events.Started, *, late: bool) -> None:
-        """One of its processes has started. late: whether the run has trained already."""
+        """Note that one of its processes has started. late: whether the run has already trained."""
         self.id = event.id
         self.disturbed = self.disturbed or late
         self._late = late
@@ -81,7 +82,7 @@ class ClientMetrics:
         self.ended = None
 
     def mark_killed(self) -> None:
-        """Its process was killed: the process's state is lost, and its obligations end."""
+        """Note that its process was killed: the process's state is lost, and its obligations end."""
         self.kills += 1
         self.killed = True
         self.whole = False
@@ -90,13 +91,13 @@ class ClientMetrics:
             known.clear()
 
     def note_loaded(self, event: events.ModelLoaded) -> None:
-        """Enter a model that was built, and its step if known, from the client's own checkpoint or a stored one."""
+        """Note a model that was built, and its step if known, from the client's own checkpoint or a stored one."""
         self.parameters = event.parameters
         if event.step is not None:
             self.masters = {event.step}
 
     def note_trained(self, time: float, event: events.StepTrained) -> None:
-        """Enter a trained step."""
+        """Add a trained step."""
         self.whole = True
         self.losses.append((event.step, event.loss))
         self.payload_bytes.append(event.payload_bytes)
@@ -105,13 +106,13 @@ class ClientMetrics:
         self._recent.append((time, event.tokens))
 
     def note_network(self, event: events.NetworkTotals) -> None:
-        """Enter the newest totals of its process."""
+        """Add the newest totals of its process."""
         before = self._network_before
         sent, received = before.bytes_sent + event.bytes_sent, before.bytes_received + event.bytes_received
         self.network = events.NetworkTotals(sent, received, event.peers)
 
     def apply(self, event: events.StepApplied, *, first_step: int) -> str | None:
-        """Enter an applied step. first_step: the run's first. Returns a sentence if it does not follow the steps before it."""
+        """Add an applied step. first_step: the run's first. Return a sentence if it does not follow the steps before it."""
         step, complaint = event.step, None
         if step in self.applied:
             complaint = f"{self.name} applied step {step} twice"
@@ -129,16 +130,16 @@ class ClientMetrics:
         return complaint
 
     def pass_over(self, step: int) -> None:
-        """A step in which nobody trained was applied: its masters are those after this step, too."""
+        """Note that a step in which nobody trained was applied: it does not change the master weights."""
         if self.masters is not None and step - 1 in self.masters:
             self.masters = {step} | self.masters
 
     def note_resynced(self, event: events.Resynced, *, excused: bool) -> None:
-        """Its masters are now the others' after a step.
+        """Note that it took over the others' master weights after a step.
 
         They include its trained steps up to that one; later applied steps are undone.
 
-        excused: the run was disturbed, so the client may have missed the end of an epoch.
+        excused: whether the run was disturbed, so that the client may have missed the end of an epoch.
         """
         self.resyncs += 1
         self.disturbed = self.disturbed or excused
@@ -148,27 +149,27 @@ class ClientMetrics:
         self._open_epochs = {epoch for epoch in self._open_epochs if epoch >= event.epoch}
 
     def close(self, event: events.EpochDigest) -> list[int]:
-        """Enter an epoch's end. Returns the steps that it trained in that epoch and never applied, ascending."""
+        """Note an epoch's end. Return the steps that it trained in that epoch and never applied, ascending."""
         self.whole = True
         self.digests[event.epoch] = event.sha256
         self._open_epochs.discard(event.epoch)
         return self.unapplied(event.epoch)
 
     def holds(self, step: int) -> bool:
-        """Whether its masters may be those after a step."""
+        """Return whether its master weights may be those after a step."""
         return self.masters is None or step in self.masters
 
     def unapplied(self, epoch: int | None = None) -> list[int]:
-        """Steps trained (in that epoch) and not applied, ascending; none once it was asked to leave."""
+        """Return steps trained (in that epoch) and not applied, ascending; none once it was asked to leave."""
         if self.leaving:
             return []
 
         return sorted(step for step, of in self.trained.items() if step not in self.applied and epoch in (None, of))
 
     def missing(self, epochs: Iterable[int]) -> list[int]:
-        """Epochs that it should have closed and did not.
+        """Return the epochs that it should have closed but did not.
 
-        These are all of the run's epochs, or only those it took part in if it was disturbed.
+        It should close all of the run's epochs, or only those it took part in if it was disturbed.
         """
         if not self.disturbed:
             return [epoch for epoch in epochs if epoch not in self.digests]

@@ -1,4 +1,4 @@
-"""The status of one client as lines of text, for `psyche client status`. What is in it: `observer.client_status`."""
+"""The status of one client as lines of text, for `psyche client status`. The content comes from `observer.client_status`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from psyche_core.ui.event_text import PATH_WORDS, paths_text
 from psyche_core.ui.formatting import bytes_text, count_text, duration_text
 
 QUIET_SECONDS = 120.0
-"""A client that runs tells something at least every half minute."""
+"""A running client writes an event at least every half minute."""
 
 
 def status_lines(document: Mapping[str, Any], *, now: float | None = None) -> list[str]:
-    """A document of `observer.client_status.ClientStatus` as lines for people. now: unix seconds; default: the present."""
+    """Return a document of `observer.client_status.ClientStatus` as lines for people. now: unix seconds; default: the present."""
     now = time.time() if now is None else now
     rows = [
         ("run", f"{document['run_id'] or 'unknown'}, client {document['id'][:16] or 'unknown'}"),

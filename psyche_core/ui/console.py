@@ -20,10 +20,10 @@ FETCH_SECONDS = 5.0
 
 
 def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Sink:
-    """A sink that writes `HH:MM:SS sentence` per event and flushes it; network totals once per minute, with rates; paths to
-    members when their kinds change; results that are like others when another member's are.
+    """Return a sink that writes `HH:MM:SS sentence` per event and flushes it.
 
-    clock: seconds, for tests.
+    Network totals are written once per minute, with rates; paths to members when their kinds change; similar results when they
+    are another member's than before. clock: seconds, for tests.
     """
     meter = _Meter(clock)
     fetched_at = -FETCH_SECONDS
@@ -36,12 +36,12 @@ def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic
         if isinstance(event, events.NetworkTotals):
             sentence = meter.read(event)
         elif isinstance(event, events.WitnessReported | events.StepFigures | events.OptimizerStatistics | events.ResultsFetched):
-            sentence = None  # one a round: for curves
+            sentence = None  # these come in each round and are only for curves
         elif isinstance(event, events.ResultOverlaps):
             now = frozenset(each.member for each in suspicious_overlaps(event))
-            alike, sentence = now, None if now <= alike else describe(event)  # at each step otherwise
+            alike, sentence = now, None if now <= alike else describe(event)  # otherwise it would be written at each step
         elif isinstance(event, events.ShareChecked) and event.outcome == "passed":
-            sentence = None  # in most rounds
+            sentence = None  # it comes in most rounds
         elif (
             isinstance(event, events.ModelSync)
             and event.pieces_done < event.pieces_total
@@ -76,7 +76,7 @@ class _Meter:
         self._reported = self._newest = events.NetworkTotals(0, 0, 0)
 
     def read(self, totals: events.NetworkTotals) -> str | None:
-        """A sentence if it is time for one, else None."""
+        """Return a sentence if one is due, else None."""
         if totals.bytes_sent < self._reported.bytes_sent or totals.bytes_received < self._reported.bytes_received:
             self._reported, self._reported_at = (
                 events.NetworkTotals(0, 0, 0),
@@ -86,7 +86,7 @@ class _Meter:
         return self._sentence() if self._clock() - self._reported_at >= TOTALS_SECONDS else None
 
     def last(self) -> str | None:
-        """A sentence about the totals that were not reported yet, if any."""
+        """Return a sentence about the totals that were not reported yet, if any."""
         return self._sentence() if self._newest != self._reported else None
 
     def _sentence(self) -> str:

@@ -20,7 +20,7 @@ from psyche_core.ui.run_metrics import RunMetrics
 
 @contextlib.contextmanager
 def open_display(logs: str, *, title: str) -> Iterator[Sink]:
-    """A sink for the events of this process. `auto` is a live panel on a terminal and lines elsewhere."""
+    """Give a sink for the events of this process. `auto` is a live panel on a terminal, and lines elsewhere."""
     if logs == "auto":
         logs = "live" if sys.stdout.isatty() else "console"
     if logs == "live":
@@ -35,7 +35,7 @@ def open_display(logs: str, *, title: str) -> Iterator[Sink]:
 
 
 def _into(display: LiveDisplay) -> Sink:
-    """A sink that updates the panel of one process, and prints above it what the process waits for."""
+    """Return a sink that updates the panel of one process, and prints above it what the process waits for."""
 
     def show(event: Event) -> None:
         display.metrics.handle("here", time.time(), event)

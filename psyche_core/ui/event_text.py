@@ -1,4 +1,4 @@
-"""An event as a sentence, for every screen, log and page. Where lines are written is in `console`, `live` and others."""
+"""An event as a sentence, for every screen, log and page. `console`, `live` and others decide where it is written."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from psyche_core.ui.formatting import bytes_text, count_text
 from psyche_core.ui.owner_advice import contested_model, lost_model, older_state
 
 SUSPICIOUS_OVERLAP = 0.3
-"""As in `psyche_core.verification.overlap`, which needs numpy."""
+"""The same value as in `psyche_core.verification.overlap`, which needs numpy and is therefore not imported."""
 
 MAX_ALIKE = 4
-"""Members named in a line about results that are like others."""
+"""Most members named in a line about similar results."""
 
 MAX_ADVICE = 5 * MAX_PRINTABLE
-"""Maximum number of characters of what an owner is told to do: a command line with long paths must not be cut."""
+"""Maximum number of characters of advice to an owner: a command line with long paths must not be cut."""
 
 PATH_WORDS = {"direct": "reached directly", "relayed": "reached through a relay", "none": "not reached now"}
 """How a member is reached, by `path` of PathOfPeer; members that are not reached now are tried again."""
@@ -35,7 +35,7 @@ _WHY_DROPPED = {
 }
 
 _POINTS_SHOWN = 8
-"""Members that one line about points names."""
+"""Most members named in a line about points."""
 
 _WHY_EXITED = {
     "unready": "dropped {} from this epoch: it was not ready when the first round began",
@@ -66,12 +66,12 @@ def _paths(event: events.PeerPaths) -> str:
 
 
 def paths_text(counts: Mapping[str, int]) -> str:
-    """How many other members are reached in which way. counts: by `path` of PathOfPeer."""
+    """Return how many other members are reached in which way. counts: by `path` of PathOfPeer."""
     return ", ".join(f"{counts[kind]} {word}" for kind, word in PATH_WORDS.items() if counts.get(kind)) or "none"
 
 
 def describe(event: events.Event) -> str:
-    """An event as one line without a time stamp. It is safe for a terminal, whatever text the event contains."""
+    """Return an event as one line without a time stamp. It is safe for a terminal, whatever text the event contains."""
     advice = isinstance(event, events.ModelLost | events.ModelContested | events.StateIsOlder)
     return printable(_sentence(event), at_most=MAX_ADVICE if advice else MAX_PRINTABLE)
 
@@ -220,7 +220,7 @@ def _sentence(event: events.Event) -> str:
 
 
 def _went_back(event: events.WentBack) -> str:
-    """From where the run went back to where, and why."""
+    """Return from which step to which the run went back, and why."""
     model = "members' model"
     if event.from_checkpoint:
         model = f"stored checkpoint {event.checkpoint}," if event.checkpoint else "stored checkpoint,"
@@ -238,7 +238,7 @@ def _went_back(event: events.WentBack) -> str:
 
 
 def _points(event: events.PointsCounted) -> str:
-    """The members with most points; the rest are counted."""
+    """Return the members with most points, and the number of the others."""
     most = sorted(event.accounts, key=lambda account: -account[1])[:_POINTS_SHOWN]
     shown = [f"{member} {earned:,}" + (f", slashed {slashed:,}" if slashed else "") for member, earned, slashed in most]
     rest = len(event.accounts) - len(most)
@@ -246,7 +246,7 @@ def _points(event: events.PointsCounted) -> str:
 
 
 def _exited(event: events.MemberExited) -> str:
-    """What happened to a member, as the server tells it."""
+    """Return what happened to a member, as the server reports it."""
     known = _WHY_EXITED.get(event.why)
     return f"dropped {event.member}: {event.why}" if known is None else known.format(event.member)
 
@@ -258,7 +258,7 @@ def _checked(event: events.ShareChecked) -> str:
 
 
 def suspicious_overlaps(event: events.ResultOverlaps) -> tuple[events.OverlapOfResult, ...]:
-    """The results that are so much like another that somebody should look at them, the most alike first."""
+    """Return the results so similar to another that people should look at them, the most similar first."""
     found = (each for each in event.results if each.score > SUSPICIOUS_OVERLAP)
     return tuple(sorted(found, key=lambda each: -each.score))
 
@@ -277,7 +277,7 @@ def _overlaps(event: events.ResultOverlaps) -> str:
 
 
 def _optimizer(event: events.OptimizerStatistics) -> str:
-    """What a step did to a group of tensors; what is not known is left out."""
+    """Return what a step did to a group of tensors; unknown figures are left out."""
     parts = [f"weights {event.weight_norm:.4g}", f"update {event.update_norm:.4g}"]
     if event.momentum_norm is not None:
         parts.append(f"own momentum {event.momentum_norm:.4g}")
@@ -287,7 +287,7 @@ def _optimizer(event: events.OptimizerStatistics) -> str:
 
 
 def _figures(event: events.StepFigures) -> str:
-    """The figures of a step; what is not known yet is left out."""
+    """Return the figures of a step; figures that are not known yet are left out."""
     parts = [f"learning rate {event.learning_rate:.4g}", f"gradient {event.gradient_norm:.4g}"]
     if event.tokens_per_second is not None:
         parts.append(f"{count_text(event.tokens_per_second)} tokens/s by all")
@@ -309,7 +309,7 @@ def _token_files(event: events.TokenFiles) -> str:
 
 
 def _dropped(event: events.Dropped) -> str:
-    """The likely reason why a client was dropped, and when it takes part again."""
+    """Return the likely reason why a client was dropped, and when it takes part again."""
     why = _WHY_DROPPED.get(event.why, event.why)
     again = "in this epoch, once its model is up to date" if event.returns else "from the next epoch on"
     return (
@@ -318,7 +318,7 @@ def _dropped(event: events.Dropped) -> str:
 
 
 def _resumed(event: events.Resumed) -> str:
-    """The state from which a client continues, and the source of the missing results."""
+    """Return the state from which a client continues, and the source of the missing results."""
     if event.again:
         moved = "the run trained further since this client read its checkpoints, so it has read them again"
         return f"{moved}: {_resumed(replace(event, again=False))}"

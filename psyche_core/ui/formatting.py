@@ -10,7 +10,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def bytes_text(count: float) -> str:
-    """`0 B`, `12.3 kB`, `4.0 MB`, …; decimal prefixes, as usual for networks."""
+    """Return a size as `0 B`, `12.3 kB`, `4.0 MB`, …; decimal prefixes, as usual for networks."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -20,7 +20,7 @@ def bytes_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """`42 s`, `3 min 05 s`, `2 h 10 min`."""
+    """Return a duration as `42 s`, `3 min 05 s` or `2 h 10 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -31,7 +31,7 @@ def duration_text(seconds: float) -> str:
 
 
 def count_text(count: float) -> str:
-    """`950`, `12.3 k`, `1.06 M`, `7.00 G`."""
+    """Return a number as `950`, `12.3 k`, `1.06 M` or `7.00 G`."""
     for size, unit, digits in ((1e9, "G", 2), (1e6, "M", 2), (1e3, "k", 1)):
         if count >= size:
             return f"{count / size:.{digits}f} {unit}"
@@ -40,7 +40,7 @@ def count_text(count: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most `width` bars. Each shows the mean of its part of the values, scaled from the smallest to the largest."""
+    """Return at most `width` bars. Each shows the mean of its part of the values, scaled from the smallest to the largest."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""

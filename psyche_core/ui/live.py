@@ -1,7 +1,7 @@
 """The live panel of a run: phase, progress, loss curve, one row per client. Plain lines if there is no terminal.
 
 Both displays read a `RunMetrics`, and `show` is called after each event. They draw at most a few times per second (panel) or once
-every few seconds (lines). They use no threads, so a display never continues after its program.
+every few seconds (lines). They use no threads, so a display never runs longer than its program.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _WORTH_A_LINE = (
 class Display(ABC):
     """Shows a run's metrics while it is entered.
 
-    clock: unix seconds, for how often it draws. now: the same of the run's own time, if that is another (a run that is replayed).
+    clock: unix seconds, for how often it draws. now: the run's own time in unix seconds, if that differs (in a replay).
     """
 
     def __init__(
@@ -89,10 +89,12 @@ class Display(ABC):
 
     @abstractmethod
     def show(self, source: str, event: events.Event | None = None) -> None:
-        """Draw if it is time. event: the event of `source` that was just entered in the metrics; None if only time has passed."""
+        """Draw if it is due. event: the event of `source` that was just added to the metrics; None if only time has passed."""
 
     def _failed_check(self, event: events.Event | None) -> bool:
-        """Whether a check of a share did not end well, and nobody has told it; most do, in nearly every round."""
+        """Return whether the event is a check of a share that failed and is not known yet. Most checks pass, in nearly every
+        round.
+        """
         new = event is not None and self._checks.is_new(event)
         return new and isinstance(event, events.ShareChecked) and event.outcome != "passed"
 
@@ -109,7 +111,7 @@ class SilentDisplay(Display):
     """Shows nothing."""
 
     def show(self, source: str, event: events.Event | None = None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class LiveDisplay(Display):
@@ -141,7 +143,7 @@ class LineDisplay(Display):
     """Prints a line of figures every few seconds, and one for each important event."""
 
     def show(self, source: str, event: events.Event | None = None) -> None:
-        """Write the event if it is important, and the figures if it is time."""
+        """Write the event if it is important, and the figures if they are due."""
         failed_check = self._failed_check(event)
         if event is not None and (
             isinstance(event, _WORTH_A_LINE)
@@ -157,7 +159,7 @@ class LineDisplay(Display):
 
 
 def dashboard(metrics: RunMetrics, *, now: float, width: int = 100) -> RenderableType:
-    """The panel as a rich renderable. now: unix seconds."""
+    """Return the panel as a rich renderable. now: unix seconds."""
     parts: list[RenderableType] = [_headline(metrics), _progress(metrics, now)]
     losses = [loss for _, loss in metrics.settled_losses]
     if losses:
@@ -170,7 +172,7 @@ def dashboard(metrics: RunMetrics, *, now: float, width: int = 100) -> Renderabl
 
 
 def figures_line(metrics: RunMetrics, *, now: float) -> str:
-    """The panel's figures in one line."""
+    """Return the panel's figures in one line."""
     assert metrics.phase is not None, "called before the first phase"
     clients = list(metrics.clients.values())
     mean = metrics.settled_losses
@@ -204,7 +206,7 @@ def _headline(metrics: RunMetrics) -> Text:
 
 
 def _clients(phase: events.PhaseChanged) -> str:
-    """How many there are, and how many the run waits for while it has too few."""
+    """Return how many clients there are, and how many the run needs if there are too few."""
     if phase.needed is None or phase.clients >= phase.needed:
         return f"{phase.clients} clients"
     return f"{phase.clients} of {phase.needed} clients that are needed to start"
@@ -251,7 +253,7 @@ def _clients_table(metrics: RunMetrics) -> Table:
 
 
 def _digest(metrics: RunMetrics, client: ClientMetrics) -> Text:
-    """The newest epoch's digest, green if all clients that reported one have the same."""
+    """Return the newest epoch's digest, green if all clients that reported one have the same."""
     if not client.digests:
         return Text("")
 

@@ -1,6 +1,7 @@
 """Sentences about events after which the run's owner or its members have to decide: what happened, and the commands to use.
 
-The commands name what the event knows (the run, the step, the server's own command line); the rest is in capitals.
+The commands contain what the event tells (the run, the step, the server's own command line); other values are placeholders in
+capitals.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _SHOWN_MEMBERS = 8
 
 
 def lost_model(event: ModelLost) -> str:
-    """Nobody who is here has the model: put a newer state back, or look for a disk, and only then accept the loss."""
+    """Return advice if no present member has the model: restore a newer state or search a disk; only then accept the loss."""
     where = f"the model after step {event.step} or that of an earlier epoch's end"
     lost = f"THE MODEL IS LOST: in this warmup no member had {where}, and"
     if not event.to_owner:
@@ -50,7 +51,7 @@ def lost_model(event: ModelLost) -> str:
 
 
 def _newer_state(event: ModelLost) -> str:
-    """What to do first where the server may have continued from an older state; members may have what a newer one needs."""
+    """Return what to do first if the server may have continued from an older state, because members may have the newer model."""
     if not event.state_dir:
         return ""
 
@@ -70,7 +71,7 @@ def _newer_state(event: ModelLost) -> str:
 
 
 def contested_model(event: ModelContested) -> str:
-    """The model is the word of so few members that they may be lying."""
+    """Return advice if so few members offer the model that they may be lying."""
     run = shlex.quote(event.run_id)
     back = "the owner cannot return the run, for no epoch's end is signed: wait for more members, or start the run anew"
     if event.signed_step is not None:
@@ -99,10 +100,10 @@ def contested_model(event: ModelContested) -> str:
 
 
 def older_state(event: StateIsOlder) -> str:
-    """The server was restored from an older state.
+    """Return advice for a server that was restored from an older state.
 
-    A state is older than one of an earlier position if the run went back in between. A later position may also be of the
-    branch that was trained from an older state until the owner put the newest one back.
+    A state may be older than one with an earlier position, if the run went back in between. A later position may also come from
+    training that continued from an older state until the owner restored the newest one.
     """
     went_back = event.known_step < event.step or (event.known_epoch, event.known_step) <= (event.epoch, event.step)
     was = "had gone back since, and was" if went_back else "was"

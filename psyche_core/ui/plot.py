@@ -17,11 +17,11 @@ SMOOTHING_STEPS = 9
 
 
 def smoothed(points: list[tuple[int, float]], *, width: int = SMOOTHING_STEPS) -> list[tuple[int, float]]:
-    """Local straight lines: each value becomes that of the line that fits the `width` points around it best.
+    """Smooth by local straight lines: each value is replaced by that of the line that best fits the `width` points around it.
 
     At both ends the window keeps its width and lies to one side. So the ends are as smooth as the rest: the last point of the
-    curve is not just the last measurement, and it does not lag behind a slope as a mean of the points before would. Values that
-    are not finite are left out.
+    curve is not just the last measurement, and it does not lag behind a slope, as a mean of the points before it would. Values
+    that are not finite are left out.
     """
     known = [(step, value) for step, value in points if math.isfinite(value)]
     width = min(width, len(known))
@@ -82,7 +82,7 @@ def _columns(points: list[Any]) -> tuple[list[int], list[float]]:
 
 
 def _number(loss: float | None) -> float:
-    """A loss for matplotlib, which leaves a gap at a value that is not finite."""
+    """Return a loss for matplotlib, which leaves a gap at a value that is not finite."""
     return math.nan if loss is None else loss
 
 

@@ -4,11 +4,11 @@ It only turns events into figures and uses no processes, files or clock, so that
 the same figures. A broken guarantee (replicas that differ, accepted work lost) is recorded when its event arrives and never
 removed.
 
-`RunMetrics` follows each client's masters step by step. A client applies one step after the other, or downloads the others'
-masters, and must have an epoch's last step when it closes the epoch. So an accepted result that is left out or applied twice is
-always noticed. A share that was not accepted also breaks a guarantee, unless that is allowed, or a member is known to have been
-disturbed: such shares are only counted, since their samples are assigned again (protocol F14). A disturbed member need not
-close every epoch, but the digest of each epoch that it closes must equal that of the others.
+`RunMetrics` follows each client's master weights step by step. A client applies one step after the other, or downloads the
+others' master weights, and must have an epoch's last step when it closes the epoch. So an accepted result that is left out or
+applied twice is always noticed. A share that was not accepted also breaks a guarantee, unless that is allowed, or a member is
+known to have been disturbed: such shares are only counted, since their samples are assigned again (protocol F14). A disturbed
+member need not close every epoch, but the digest of each epoch that it closes must equal that of the others.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class RunMetrics:
     """The clients of all members, and the figures of the run.
 
     violations: sentences about broken guarantees, in the order of their detection. problems: problems that members reported.
-    requeued: number of shares that were not accepted, by epoch and step. resyncs: how often clients downloaded the others'
-    masters, late starts included.
-    allow_lost_shares: a share that was not accepted is only counted: the machine may be too busy for the times of the run.
+    requeued: number of shares that were not accepted, by epoch and step. resyncs: how often clients downloaded the others' master
+    weights, including late starts. allow_lost_shares: a share that was not accepted is only counted, because the machine may be
+    too busy for the times of the run.
     """
 
     def __init__(self, *, run_id: str, total_steps: int | None = None, allow_lost_shares: bool = False) -> None:
@@ -56,7 +56,7 @@ class RunMetrics:
         self._disturbed = False
 
     def expect(self, source: str) -> None:
-        """Register an expected client, so that a silent one is noticed and the order of rows is fixed."""
+        """Register an expected client, so that its silence is noticed and the order of rows is fixed."""
         self._client(source)
 
     def disturb(self, source: str) -> None:
@@ -69,15 +69,15 @@ class RunMetrics:
         self._client(source).leaving = True
 
     def killed(self, source: str) -> None:
-        """A client's process was killed: it has no obligations any more, and a new process starts without them.
+        """Note that a client's process was killed: it has no obligations any more, and a new process starts without them.
 
-        Its events that were not read before the kill are not entered, because their effect is unknown.
+        Its events that were not read before the kill are ignored, because their effect is unknown.
         """
         self.disturb(source)
         self._client(source).mark_killed()
 
     def handle(self, source: str, time: float, event: events.Event) -> None:
-        """Enter an event. source: name of the member's process. time: unix seconds, from the clock of that process."""
+        """Add an event. source: name of the member's process. time: unix seconds, from the clock of that process."""
         if source in self.clients and self.clients[source].killed and not isinstance(event, events.Started):
             return
 
@@ -159,7 +159,7 @@ class RunMetrics:
 
     @property
     def resyncs(self) -> int:
-        """How often a client downloaded the others' masters."""
+        """How often a client downloaded the others' master weights."""
         return sum(client.resyncs for client in self.clients.values())
 
     @property
@@ -183,7 +183,7 @@ class RunMetrics:
     def settled_losses(self) -> list[tuple[int, float]]:
         """`mean_losses` without a newest step that some clients have not reported yet, for curves.
 
-        The mean of the first who report a step would make the end of the curve jump with each of them.
+        While reports of a step arrive, its mean changes with each of them, and the end of the curve would jump.
         """
         counts: dict[int, int] = {}
         for client in self.clients.values():
@@ -202,7 +202,7 @@ class RunMetrics:
         return max(0.0, now - self.train_started) / self.steps * max(0, self.total_steps - self.steps)
 
     def unfinished(self) -> list[str]:
-        """Broken guarantees that can be checked only when all clients have ended: sentences, empty if there are none."""
+        """Return sentences about broken guarantees that can be checked only when all clients have ended; empty if none."""
         found = []
         if not self.clients:
             found.append("no client reported any event")
@@ -232,7 +232,7 @@ class RunMetrics:
         return enough and all(client.disturbed or epoch in client.digests for client in self.clients.values())
 
     def _note_applied(self, client: ClientMetrics, time: float, event: events.StepApplied) -> None:
-        if event.trained == 0:  # everybody recomputed others' shares: there is nothing to lose
+        if event.trained == 0:  # all members recomputed others' shares, so no work can be lost
             client.pass_over(event.step)
             return
 

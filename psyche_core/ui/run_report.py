@@ -18,12 +18,12 @@ from psyche_core.ui.run_metrics import RunMetrics
 
 
 def make_report(metrics: RunMetrics, *, wall_seconds: float) -> dict[str, Any]:
-    """run_id, steps, epochs, clients, validation, identical, wall_seconds, train_seconds.
+    """Return a report: run_id, steps, epochs, clients, validation, identical, wall_seconds, train_seconds.
 
-    Losses are in nats per token, None for one that is not finite. A client's `paths`, if it reported any, say how it reached each
-    other member at last: peer, path (direct, relayed, none), rtt_ms, sent_per_second, received_per_second (bytes). If clients
-    were killed there is also `faults`: kills, resyncs, and shares that were not accepted and were assigned again. If shares were
-    checked there is `checks`: how many ended how, by outcome, and the strikes by member.
+    Losses are in nats per token, None for one that is not finite. A client's `paths`, if it reported any, are the newest on how
+    it reached each other member: peer, path (direct, relayed, none), rtt_ms, sent_per_second, received_per_second (bytes). If
+    clients were killed there is also `faults`: kills, resyncs, and shares that were not accepted and were assigned again. If
+    shares were checked there is `checks`: the number of checks by outcome, and the strikes by member.
     """
     faults = {"kills": metrics.kills, "resyncs": metrics.resyncs, "requeued_shares": sum(metrics.requeued.values())}
     report = {
@@ -55,7 +55,7 @@ def _finite(loss: float) -> float | None:
 
 
 def unmet(report: dict[str, Any], *, steps: int, epochs: int, loss_drop: float) -> Iterator[str]:
-    """A sentence for each figure that was not reached. loss_drop: nats, from first to last validation."""
+    """Yield a sentence for each figure that was not reached. loss_drop: nats, from first to last validation."""
     if not report["identical"]:
         yield "the replicas were not shown to be identical at every epoch's end"
     if report["steps"] < steps:

@@ -23,19 +23,19 @@ TEXT_CHARACTERS = 160
 
 
 def _texts(metrics: RunMetrics) -> list[tuple[PromptAnswered, PromptAnswered]]:
-    """First and last answers to a few prompts that were answered by different models."""
+    """Return first and last answers to a few prompts that were answered by different models."""
     pairs = [pair for _, pair in sorted(metrics.texts.items()) if pair[0].step != pair[1].step]
     return pairs[:TEXTS]
 
 
 def _text(event: PromptAnswered) -> Text:
-    """A prompt and its answer, in one line."""
+    """Return a prompt and its answer, in one line."""
     prompt = " ".join(event.prompt.split())
     return Text.assemble((printable(prompt), "bold"), printable(f" {' '.join(event.text.split())}", at_most=TEXT_CHARACTERS))
 
 
 def checks_text(checks: Mapping[str, Any]) -> str:
-    """How checks of shares ended, and who got strikes. checks: of a report."""
+    """Return how checks of shares ended, and which members got strikes. checks: of a report."""
     outcomes = dict(checks["outcomes"])
     words = [f"{count} {outcome.replace('_', ' ')}" for outcome, count in sorted(outcomes.items(), key=lambda each: -each[1])]
     strikes = ", ".join(f"{printable(name, at_most=16)} {count}" for name, count in sorted(checks["strikes"].items()))
@@ -43,7 +43,7 @@ def checks_text(checks: Mapping[str, Any]) -> str:
 
 
 def summary(metrics: RunMetrics, report: dict[str, Any], *, files: list[Path]) -> RenderableType:
-    """Figures of the run and a row per client, as a rich renderable. files: result files to list."""
+    """Return figures of the run and a row per client, as a rich renderable. files: result files to list."""
     figures = Table.grid(padding=(0, 2))
     figures.add_column(style="bold")
     figures.add_column()

@@ -1,4 +1,4 @@
-"""Checks of shares of which several programs tell: each is counted and shown once. Pure."""
+"""Finds duplicate events about checks of shares: several programs report the same check, which must count once. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import OrderedDict
 from psyche_core.telemetry import events
 
 MAX_TOLD = 16384
-"""Newest checks that are remembered."""
+"""How many of the newest checks are remembered."""
 
 
 class ToldChecks:
-    """Which checks were told already: by the server, by each member that saw them end, or by states of the coordinator."""
+    """Remembers checks that were reported: by the server, by members that saw their end, or by the coordinator's states."""
 
     def __init__(self) -> None:
         self._told: OrderedDict[events.ShareChecked, None] = OrderedDict()
 
     def is_new(self, event: events.Event) -> bool:
-        """Whether nobody has told it; True for what is no check. Call it with each event: a run that goes back checks anew."""
+        """Return whether a check is new; True for other events. Call it with each event: a run that goes back checks again."""
         if isinstance(event, events.WentBack):
             self.forget()
         if not isinstance(event, events.ShareChecked):
@@ -31,5 +31,5 @@ class ToldChecks:
         return True
 
     def forget(self) -> None:
-        """The run went back, or another one began: its epochs and rounds have numbers that were told."""
+        """Forget all checks. Call it when the run goes back or another run begins, because numbers of rounds then repeat."""
         self._told.clear()

@@ -1,5 +1,5 @@
-"""The web page of runs, read-only: `app` answers requests, `pages` are its HTML, `sources` keep the runs' views up to date.
+"""The read-only web page of runs: `app` answers requests, `pages` has their HTML, `sources` keeps the views of runs up to date.
 
-What a page says is in `assets`: `common.js` has the names of phases, and `index.js`, `run.js` and `member.js` a page each.
-`hosting` serves it, and `visitors` counts connections. What it knows of a run is in `observer`.
+The content of the pages is in `assets`: `common.js` has the names of phases; `index.js`, `run.js` and `member.js` make one page
+each. `hosting` serves the pages, and `visitors` limits connections. The data comes from `observer`.
 """

@@ -1,8 +1,9 @@
-"""Who may see which run: tokens from a file. Pure, but for reading that file.
+"""Decides who may see which run, by tokens from a file. Pure, except for reading that file.
 
-A line of the file is `TOKEN` (all runs) or `RUN TOKEN` (that run only, by the name that the list of runs shows). With a line of
-the first kind everything is private. Without one only the named runs are, and others are not told that they exist. A browser
-that has shown a token keeps a proof of it as a cookie, not the token; a proof is of no use after its token's end.
+A line of the file is `TOKEN` (all runs) or `RUN TOKEN` (only that run, by its name in the list of runs). If there is a line of
+the first kind, all runs are private. Otherwise only the named runs are private, and visitors without a token do not see that they
+exist. A browser that has sent a token stores a proof of it as a cookie, not the token; a proof is useless once its token is
+removed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MAX_FILE_BYTES = 1 << 20
 
 
 class Access:
-    """The tokens. for_all: those that open every run; by_run: those that open one."""
+    """The tokens. for_all: tokens for every run; by_run: tokens for one run."""
 
     def __init__(self, *, for_all: Iterable[str] = (), by_run: Iterable[tuple[str, str]] = ()) -> None:
         self._for_all = [token.encode() for token in for_all]
@@ -32,7 +33,7 @@ class Access:
 
     @classmethod
     def load(cls, path: Path | None) -> Access:
-        """The tokens of a file; without one everything is public. Raises UserError and ConfigError with one sentence."""
+        """Read the tokens of a file; without a file everything is public. Raises UserError and ConfigError with one sentence."""
         if path is None:
             return cls()
         try:
@@ -71,7 +72,7 @@ class Access:
         return bool(self._for_all or self._by_run)
 
     def allowed(self, run: str, *, token: str | None, cookie: str | None) -> bool:
-        """Whether somebody who shows this token or cookie may see a run."""
+        """Return whether a visitor with this token or cookie may see a run."""
         if not self._for_all and run not in {name for name, _ in self._by_run}:
             return True
 
@@ -79,17 +80,17 @@ class Access:
         return self._shown(opening, token, cookie)
 
     def grants(self, token: str) -> bool:
-        """Whether a token opens anything."""
+        """Return whether a token gives access to any run."""
         return self._shown([*self._for_all, *(secret for _, secret in self._by_run)], token, None)
 
     def cookie_with(self, cookie: str | None, token: str) -> str:
-        """The value of the cookie of a browser that has shown a token, beside what it could see before."""
+        """Return the cookie of a browser that has sent a token; it also keeps the access that the browser had before."""
         proof = self._proof(token.encode())
         before = [each for each in (cookie or "").split(".") if each and each != proof]
         return ".".join([proof, *before][:MAX_PROOFS])
 
     def _shown(self, opening: list[bytes], token: str | None, cookie: str | None) -> bool:
-        """Compares with every token, and in constant time each, so that an answer's time tells nothing."""
+        """Compare with every token, each in constant time, so that the response time reveals nothing."""
         given = b"" if token is None else token.encode()
         proofs = [each.encode() for each in (cookie or "").split(".", MAX_PROOFS)[:MAX_PROOFS]]
         found = False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 MAX_READERS = 150
-"""Open streams of server-sent events; further ones are told to come again. Fewer than connections, so that pages still load."""
+"""Most open streams of server-sent events; further ones must try again. Fewer than connections, so that pages still load."""
 
 NEEDED = "the web page needs Starlette and uvicorn: pip install 'psyche-core[web]'"
 
@@ -42,7 +42,7 @@ _Page = Callable[["Request"], Awaitable["Response"]]
 
 
 class WebApp:
-    """Shows feeds to whoever may see them. An ASGI application. Raises UserError if Starlette is not installed."""
+    """Shows feeds to visitors that may see them. An ASGI application. Raises UserError if Starlette is not installed."""
 
     def __init__(self, feeds: Feeds, access: Access) -> None:
         try:
@@ -70,7 +70,7 @@ class WebApp:
         self._app = Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=1024)])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI; adds the headers that every answer has."""
+        """Handle a request, as ASGI demands; add the headers that every answer has."""
 
         async def with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -142,7 +142,7 @@ class WebApp:
         return response
 
     def _feed(self, request: Request) -> Feed | None:
-        """The run that is asked for. A run that may not be seen is as if it were not there."""
+        """Return the requested run. A run that the visitor may not see is treated as missing."""
         feed = self._feeds.get(request.query_params.get("run", ""))
         return feed if feed is not None and self._may(request, feed.key) else None
 

@@ -1,7 +1,7 @@
-"""Views of runs that are kept up to date, and waiting for their changes.
+"""Keeps the views of runs up to date, and lets streams wait for changes.
 
-A `Feed` is one run: a view, and an event that is set when it changes. All of it belongs to one event loop; only reading files
-happens in threads.
+A `Feed` is one run: a view, and an event that is set when it changes. All of it belongs to one event loop; only files are read in
+threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from psyche_core.observer.documents import member_document, run_document
 from psyche_core.observer.run_view import RunView
 
 HEARTBEAT_SECONDS = 15.0
-"""After this long without a change a comment is sent, so that proxies keep the connection and a lost one is noticed."""
+"""After this many seconds without a change a comment is sent, so that proxies keep the connection and a lost one is noticed."""
 
 UPDATE_SECONDS = 0.5
 """Shortest time between two messages to one reader."""
@@ -28,7 +28,7 @@ _KEPT = 64
 
 
 class Feed:
-    """A run that may be watched. key: its name in addresses and lists. ready: whether all that there is has been read."""
+    """A run that can be watched. key: its name in addresses and lists. ready: whether all existing events have been read."""
 
     def __init__(self, key: str, view: RunView) -> None:
         self.key = key
@@ -40,7 +40,7 @@ class Feed:
         self._made: OrderedDict[tuple[str | None, int, int], str] = OrderedDict()
 
     def changed(self) -> None:
-        """Wake whoever waits for changes."""
+        """Wake all streams that wait for changes."""
         if self._waiting.statistics().tasks_waiting:
             self._waiting.set()
             self._waiting = anyio.Event()
@@ -51,7 +51,7 @@ class Feed:
         self.changed()
 
     def document(self, member: str | None, *, since: int = 0) -> str | None:
-        """The JSON of the run, or of a member of it; made once for all who have the same version. None: no such member."""
+        """Return the JSON of the run or of one member; made once for all readers with the same version. None: no such member."""
         wanted = (member, since, self.view.version)
         text = self._made.get(wanted)
         if text is None:
@@ -65,14 +65,14 @@ class Feed:
         return text
 
     def version_of(self, identity: str) -> int:
-        """The version behind the id of a message, as a browser sends it back; 0 if it was not ours."""
+        """Return the version in a message id that a browser sends back; 0 if the id is not ours."""
         start, _, number = identity.partition("-")
         if start != self._start or not (number.isascii() and number.isdecimal()) or len(number) > 18:
             return 0
         return min(int(number), self.view.version)
 
     async def messages(self, *, after: str, member: str | None) -> AsyncIterator[str]:
-        """Server-sent events: first what changed since a message (`after`, empty for everything), then each change."""
+        """Yield server-sent events: first all changes since a message (`after`, empty for everything), then each change."""
         start, version = self._start, self.version_of(after)
         told_ready = None
         while not self._closed:
@@ -100,11 +100,11 @@ class Feeds:
         return iter(list(self._feeds.values()))
 
     def get(self, key: str) -> Feed | None:
-        """The run with this key."""
+        """Return the run with this key; None if there is none."""
         return self._feeds.get(key)
 
     def add(self, key: str, view: RunView | None = None) -> Feed:
-        """Add a run; its key gets a number if there is one of that name."""
+        """Add a run. If its key is already in use, a number is added to it."""
         free = next(
             name for name in itertools.chain([key], (f"{key} ({n})" for n in itertools.count(2))) if name not in self._feeds
         )
@@ -113,5 +113,5 @@ class Feeds:
 
 
 def compact(document: Any) -> str:
-    """JSON without spaces; never with a number that JSON has no name for."""
+    """Return JSON without spaces. Raises ValueError for numbers that JSON cannot express."""
     return json.dumps(document, separators=(",", ":"), allow_nan=False)

@@ -1,6 +1,6 @@
-"""Serves the page from the event loop of the program that shows it. uvicorn is imported when called (extra `web`).
+"""Serves the page from the event loop of the program that shows it. uvicorn is imported when it is used (extra `web`).
 
-Nothing that a visitor asks for is logged, so that no token and no name ever reaches a log.
+Requests of visitors are not logged, so that no token and no name reaches a log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import uvicorn
 
 GOODBYE_SECONDS = 1
-"""Time for open requests when the program ends; streams are cut then, and browsers try again by themselves."""
+"""Seconds for open requests when the program ends. Streams are cut after that, and browsers try again by themselves."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -39,7 +39,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listening: socket.socket) -> str:
-    """Where a browser on this machine finds the page."""
+    """Return the address at which a browser on this machine finds the page."""
     host, port = listening.getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # noqa: S104  # compared, not bound
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
@@ -47,14 +47,14 @@ def url_of(listening: socket.socket) -> str:
 
 
 def new_server(feeds: Feeds, access: Access) -> uvicorn.Server:
-    """The web server of the page, not started; it accepts nobody itself. Raises UserError without uvicorn or Starlette."""
+    """Return the page's web server, not started; it does not accept connections itself. Raises UserError without its packages."""
     try:
         import uvicorn
     except ImportError as error:
         raise UserError(NEEDED) from error
 
     class Server(uvicorn.Server):
-        """Leaves signals to the program."""
+        """Does not handle signals: the program does."""
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -78,7 +78,7 @@ def new_server(feeds: Feeds, access: Access) -> uvicorn.Server:
 async def serving(
     feeds: Feeds, access: Access, listening: socket.socket, *, limits: VisitorLimits | None = None
 ) -> AsyncIterator[str]:
-    """Serve the page inside the block, within the limits; gives its address. Closes the socket at the end."""
+    """Serve the page inside the block, within the limits; give its address. Closes the socket at the end."""
     limits = (limits or VisitorLimits()).within_open_files()
     accepting = anyio.CancelScope()
 
@@ -101,17 +101,17 @@ async def serving(
 
 
 async def _serve(server: uvicorn.Server) -> None:
-    """Serve until told to end. Not cancelled from outside: connections that nobody closes would outlive the server."""
+    """Serve until asked to end. Shielded from cancellation: connections that nobody closes would outlive the server."""
     with anyio.CancelScope(shield=True):
         await server.serve(sockets=[])
 
 
 def _speaker(server: uvicorn.Server) -> Speaker:
-    """What speaks HTTP for the server. With uvicorn alone a half request could last for ever."""
+    """Return the HTTP protocol of the server's connections, with time limits that uvicorn alone does not have."""
     from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
     class Http(H11Protocol):
-        """Tells a visit how it goes."""
+        """Reports the progress of a connection to its `Visit`."""
 
         def __init__(self, visit: Visit) -> None:
             super().__init__(server.config, server.server_state, {})

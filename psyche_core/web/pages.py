@@ -1,4 +1,4 @@
-"""The HTML of the pages: each file in `assets` holds what is between `<main>` and `</main>`, `layout.html` what is around it."""
+"""The HTML of the pages. Each file in `assets` has the content of `<main>`; `layout.html` has everything around it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHART_SCRIPTS: Final = '    <script src="assets/uPlot.iife.min.js" defer></scri
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page. path: below the application's own. name: of its files in `assets`. charts: whether it shows any."""
+    """A page. path: below the application's own path. name: of its files in `assets`. charts: whether it shows charts."""
 
     path: str
     name: str
@@ -23,7 +23,7 @@ class Page:
     charts: bool = False
 
     def html(self) -> str:
-        """The whole page."""
+        """Return the complete page."""
         layout = Template((ASSETS / "layout.html").read_text(encoding="utf-8"))
         return layout.substitute(
             name=self.name,

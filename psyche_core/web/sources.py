@@ -1,4 +1,4 @@
-"""Where views get what they show: folders of event files that grow, a coordinator that is followed, this very process."""
+"""The sources of views: folders of growing event files, a coordinator that is followed, or this process."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ logger: logging.Logger = logging.getLogger("psyche.web")
 
 POLL_SECONDS = 0.5
 SEARCH_SECONDS = 3.0
-"""Time between two looks for new runs in a folder."""
+"""Time between two searches for new runs in a folder."""
 
 IDLE_SECONDS = 30.0
-"""A run whose files have not grown for this long is looked at less often, every SEARCH_SECONDS."""
+"""The files of a run that have not grown for this long are read less often, every SEARCH_SECONDS."""
 
 BATCH = 2000
-"""Events entered before others on the event loop have their turn."""
+"""Most events added before other tasks of the event loop run."""
 
 
 async def watch_folder(root: Path, feeds: Feeds) -> None:
-    """Show every run in a folder, those that come later too, and follow their files. Never returns."""
+    """Show every run in a folder, including new ones, and follow their files. Never returns."""
     followed: set[str] = set()
     async with anyio.create_task_group() as tasks:
         while True:
@@ -48,7 +48,7 @@ async def watch_folder(root: Path, feeds: Feeds) -> None:
 
 
 async def watch_run(folder: Path, feed: Feed, *, clock: Callable[[], float] = time.time) -> None:
-    """Enter the events of a run's files, and go on as they grow; see when they grow no more. Never returns."""
+    """Add the events of a run's files, continue as the files grow, and notice when they stop growing. Never returns."""
     files = EventFolderReader(folder)
     grew = time.monotonic()
     while True:
@@ -63,7 +63,7 @@ async def watch_run(folder: Path, feed: Feed, *, clock: Callable[[], float] = ti
 
 
 async def watch_silence(feed: Feed, *, clock: Callable[[], float] = time.time) -> None:
-    """See when nothing comes any more of a run that is followed otherwise. Never returns."""
+    """Notice when no events come any more, for a run that is followed in another way. Never returns."""
     while True:
         if feed.view.look(clock()):
             feed.changed()
@@ -71,7 +71,7 @@ async def watch_silence(feed: Feed, *, clock: Callable[[], float] = time.time) -
 
 
 async def _read(files: EventFolderReader, feed: Feed) -> int:
-    """Enter what is new; returns the number of events. Files are read and parsed in a thread, some at a time."""
+    """Add new events; return their number. Files are read and parsed in a thread, some events at a time."""
     events = files.read()
     entered = 0
     while batch := await anyio.to_thread.run_sync(_some, events):
@@ -87,7 +87,7 @@ def _some(events: Iterator[SourcedEvent]) -> list[SourcedEvent]:
 
 
 def check_folder(root: Path) -> str | None:
-    """A sentence about why a folder cannot be watched; None if it can."""
+    """Return a sentence about why a folder cannot be watched; None if it can."""
     if not root.exists():
         return f"there is no folder {root}; give the folder that `psyche testnet start --out` or `--events-dir` wrote"
     if not root.is_dir():
@@ -98,7 +98,7 @@ def check_folder(root: Path) -> str | None:
 
 
 async def follow_coordinator(backend: Backend, feed: Feed, *, clock: Callable[[], float] = time.time) -> None:
-    """Enter each state of a coordinator until the run is finished or the connection is closed for good. Sends nothing."""
+    """Add each state of a coordinator until the run is finished or the connection is closed permanently. Sends nothing."""
     async with backend:
         while True:
             try:
@@ -114,7 +114,7 @@ async def follow_coordinator(backend: Backend, feed: Feed, *, clock: Callable[[]
 
 
 def own_events(feed: Feed, *, source: str, clock: Callable[[], float] = time.time) -> Sink:
-    """A sink that enters the events of this process."""
+    """Return a sink that adds the events of this process."""
 
     def enter(event: Event) -> None:
         feed.view.handle(source, clock(), event)

@@ -1,8 +1,8 @@
-"""Connections of visitors: how many there may be, and how long one may take. Accepts them for a web server.
+"""Connections of visitors: limits their number and their time. Accepts them for a web server.
 
-A page must never take the files that the program beside it needs, for a coordinator's state for instance. So connections are
-counted, in all and for each address. For one beyond, the oldest that asks for nothing is closed; if all of them are being
-answered, the new one is closed before a byte is read.
+A page must not use up the open files that its program needs, for instance for a coordinator's state. So connections are counted,
+in total and for each address. When there are too many, the oldest connection without a request in progress is closed. If all of
+them are being answered, the new connection is closed before a byte is read.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from psyche_core.rate_limit import address_block
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
 
 _OTHER_FILES = 1024
-"""Files that the rest of the program may need."""
+"""Number of files that the rest of the program may need."""
 
 _LEAST_CONNECTIONS = 16
 _PAUSE_SECONDS = 1.0
-"""Time until accepting is tried again after the system refused it."""
+"""Seconds until accepting is tried again after the system refused it."""
 
 logger: logging.Logger = logging.getLogger("psyche.web")
 
 
 @dataclass(frozen=True, slots=True)
 class VisitorLimits:
-    """connections: most at once. per_address: most of one IPv4 address or IPv6 /64.
+    """Limits for visitors. connections: most at once. per_address: most of one IPv4 address or IPv6 /64.
 
-    seconds: until a request's head must be complete, counted from the connection or from the answer before, and the longest
-    time in which a visitor takes nothing of an answer.
+    seconds: time until a request's head must be complete, counted from the connection's start or from the previous answer; also
+    the longest time in which a visitor reads nothing of an answer.
     """
 
     connections: int = 200
@@ -45,13 +45,13 @@ class VisitorLimits:
     seconds: float = 10.0
 
     def within_open_files(self) -> VisitorLimits:
-        """Raise the process's limit of open files so that these connections fit; where it cannot be raised, take fewer."""
+        """Raise the process's limit of open files so that these connections fit. If it cannot be raised, reduce the limits."""
         allowed = allow_open_files(self.connections + _OTHER_FILES)
         return replace(self, connections=min(self.connections, max(_LEAST_CONNECTIONS, allowed // 4)))
 
 
 class Places:
-    """Counts visits. When there is no place, the oldest visit that asks for nothing makes one: browsers keep such connections."""
+    """Counts visits. If there are too many, it closes the oldest idle one: browsers keep idle connections open."""
 
     def __init__(self, limits: VisitorLimits) -> None:
         self._limits = limits
@@ -59,7 +59,7 @@ class Places:
         self._asking_nothing: dict[Visit, None] = {}
 
     def enter(self, host: str) -> Visit | None:
-        """Take a place for a connection from this host; None if there is none."""
+        """Register a connection from this host. Return None if there is no place for it."""
         place = address_block(host)
         crowded = self._taken[place] >= self._limits.per_address
         if crowded or self._taken.total() >= self._limits.connections:
@@ -73,14 +73,14 @@ class Places:
         return Visit(self, place, self._limits.seconds)
 
     def note(self, visit: Visit, *, asks_nothing: bool) -> None:
-        """Note whether an answer is under way."""
+        """Note whether no answer is in progress."""
         if asks_nothing:
             self._asking_nothing.setdefault(visit)
         else:
             self._asking_nothing.pop(visit, None)
 
     def leave(self, visit: Visit) -> None:
-        """A visit is over."""
+        """Note that a visit has ended."""
         self._asking_nothing.pop(visit, None)
         self._taken[visit.place] -= 1
         if self._taken[visit.place] <= 0:
@@ -88,9 +88,9 @@ class Places:
 
 
 class Visit:
-    """One connection. It ends when it keeps us waiting for longer than `seconds`: for a request's head, or for taking an answer.
+    """One connection. It is closed if the visitor takes longer than `seconds` to send a request's head or to read of an answer.
 
-    place: what counts as its address.
+    place: the address block by which it is counted.
     """
 
     def __init__(self, places: Places, place: str, seconds: float) -> None:
@@ -103,15 +103,15 @@ class Visit:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of an answer is on its way."""
+        """Whether no part of an answer waits to be sent."""
         return self._transport is not None and self._transport.get_write_buffer_size() == 0
 
     def began(self, transport: asyncio.Transport) -> None:
-        """The connection is there."""
+        """Note that the connection is established."""
         self._transport = transport
 
     def look(self, *, asks_nothing: bool, takes_nothing: bool) -> None:
-        """Note whether no answer is under way, and whether what we answer piles up. The time runs from when either began."""
+        """Note whether no answer is in progress, and whether our answer is not being read. Either starts the time limit."""
         if self._places is None or self._transport is None:
             return
 
@@ -122,13 +122,13 @@ class Visit:
             self._wait(self._transport)
 
     def end(self) -> None:
-        """Cut the connection."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
         self.left()
 
     def left(self) -> None:
-        """The connection has ended. Idempotent."""
+        """Note that the connection has ended. Idempotent."""
         self._stop()
         if self._places is not None:
             self._places.leave(self)
@@ -146,13 +146,13 @@ class Visit:
     def _over(self, transport: asyncio.Transport) -> None:
         self._timer = None
         if 0 < transport.get_write_buffer_size() < self._unread:
-            self._wait(transport)  # a slow line, but it reads
+            self._wait(transport)  # the connection is slow, but the visitor reads
         else:
             self.end()
 
 
 Speaker = Callable[[Visit], asyncio.Protocol]
-"""Makes what speaks with one visitor. It tells the visit of the connection's beginning and end, and what happens between them."""
+"""Makes the protocol object for one visitor. It reports the connection's start, end and progress to the visit."""
 
 
 async def welcome(listening: socket.socket, limits: VisitorLimits, speaker: Speaker) -> None:
@@ -162,11 +162,11 @@ async def welcome(listening: socket.socket, limits: VisitorLimits, speaker: Spea
     failing = RepeatedProblem()
     listening.setblocking(False)
     while True:
-        await anyio.lowlevel.checkpoint()  # a flood of connections takes turns with everything else
+        await anyio.lowlevel.checkpoint()  # so that a flood of connections does not block other tasks
         try:
             connection, (host, *_) = await loop.sock_accept(listening)
         except ConnectionError:
-            continue  # gone before it was accepted
+            continue  # closed before it was accepted
         except OSError as error:
             if failing.failed():
                 logger.warning("the page cannot accept visitors now: %s; trying again every second", error.strerror)

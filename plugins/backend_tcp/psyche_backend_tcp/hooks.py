@@ -1,4 +1,4 @@
-"""Registers the `tcp` backend and the `Server` data location. Imports nothing heavy."""
+"""Registers the `tcp` backend and the `Server` data location. Imports no large packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PSYCHE_PLUGIN_API = "1.0"
 
 @hookimpl
 def psyche_register_backends() -> list[BackendRegistration]:
-    """The `tcp` backend."""
+    """Return the `tcp` backend."""
     return [
         BackendRegistration(
             name="tcp",
@@ -26,7 +26,7 @@ def psyche_register_backends() -> list[BackendRegistration]:
 
 @hookimpl
 def psyche_register_data() -> list[DataRegistration]:
-    """The `Server` data location."""
+    """Return the `Server` data location."""
     return [
         DataRegistration(
             name="Server",

@@ -33,12 +33,12 @@ from psyche_core.wire.codec import decode, encode
 
 VERSION = 4
 MAX_PATCH_DEPTH = 64
-"""Nesting of a server frame: a patch has up to three nested lists for each level of the document."""
+"""Largest nesting of a server frame: a patch has up to three nested lists for each level of the document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A ping of the server, or the pong of a client."""
+    """A ping of the server, or a client's pong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommandRequest:
-    """command: still encoded, see `psyche_core.interfaces.command_codec`."""
+    """A command. number: chosen by the client. command: still encoded, see `psyche_core.interfaces.command_codec`."""
 
     number: int
     command: list[Any]
@@ -65,10 +65,10 @@ class WholeRequest:
 
 @dataclass(frozen=True, slots=True, order=True)
 class LaterState:
-    """The client was told of a later state than the one it was sent last: the server was restored from an older one.
+    """A message of a client that knew a later state than the newest one it received: the server was restored from an older one.
 
-    Also how far a state is: the later of two states of a run is the greater one. epoch: number of ended epochs. step: the next to
-    train.
+    Also used as the position of a state: of two states of a run, the later one compares as greater. epoch: number of ended
+    epochs. step: the next to train.
     """
 
     generation: int
@@ -77,13 +77,13 @@ class LaterState:
 
     @classmethod
     def of(cls, state: CoordinatorState) -> LaterState:
-        """How far a state is."""
+        """Return the position of a state."""
         return cls(state.generation, state.progress.epoch, state.progress.step)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """code: empty on success, else the coordinator's error name or a server code."""
+    """The answer to a request. code: empty on success, else the coordinator's error name or a server code."""
 
     number: int
     code: str
@@ -128,7 +128,7 @@ ServerMessage = Heartbeat | Answer | Whole | Patch | Bye | Welcome
 
 
 def encode_client(message: ClientMessage) -> bytes:
-    """A client's message as a frame."""
+    """Return a client's message as a frame."""
     match message:
         case Heartbeat():
             return encode([0])
@@ -143,7 +143,7 @@ def encode_client(message: ClientMessage) -> bytes:
 
 
 def decode_client(payload: bytes) -> ClientMessage:
-    """A frame from a client. Raises WireError."""
+    """Read a frame from a client. Raises WireError."""
     match decode(payload, max_bytes=CLIENT_FRAME):
         case [0]:
             return Heartbeat()
@@ -161,7 +161,7 @@ def decode_client(payload: bytes) -> ClientMessage:
 
 
 def encode_server(message: ServerMessage) -> bytes:
-    """A server's message as a frame."""
+    """Return a server's message as a frame."""
     match message:
         case Heartbeat():
             return encode([0])
@@ -178,7 +178,7 @@ def encode_server(message: ServerMessage) -> bytes:
 
 
 def decode_server(payload: bytes) -> ServerMessage:
-    """A frame from the server. Raises WireError."""
+    """Read a frame from the server. Raises WireError."""
     match decode(payload, max_bytes=SERVER_FRAME, max_depth=MAX_PATCH_DEPTH):
         case [0]:
             return Heartbeat()
@@ -201,18 +201,18 @@ def decode_server(payload: bytes) -> ServerMessage:
 
 
 def make_document(state: CoordinatorState, addresses: Mapping[bytes, bytes], relays: Sequence[str] = ()) -> dict[str, Any]:
-    """The plain tree that all clients keep a copy of. relays: URLs that the server offers itself."""
+    """Return the plain tree of which all clients keep a copy. relays: URLs that the server itself offers."""
     offered = {"relays": list(relays)} if relays else {}
     return {"state": to_plain(state), "addresses": [[signer, addresses[signer]] for signer in sorted(addresses)], **offered}
 
 
 def document_digest(document: Any) -> bytes:
-    """SHA-256 of the document's encoding."""
+    """Return the SHA-256 of the document's encoding."""
     return hashlib.sha256(encode(document)).digest()
 
 
 def read_document(document: Any) -> StateUpdate:
-    """The state and address book in a document. Raises WireError."""
+    """Return the state and address book in a document. Raises WireError."""
     match document:
         case {"state": plain, "addresses": list() as pairs, **others}:
             relays = _relays(others.get("relays", []))

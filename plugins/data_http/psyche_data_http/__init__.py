@@ -1,7 +1,7 @@
 """Reads training data from web servers; registers the data locations `Http` and `WeightedHttp`.
 
-`provider` and `weighted` are the two locations, `settings` and `locations` their tables. `sources` says where files are, behind
-the interface of `file_source`; `fetch` gets sequences from them.
+`provider` and `weighted` are the two locations, `settings` and `locations` their tables. `sources` lists the files, behind the
+interface of `file_source`; `fetch` gets sequences from them.
 """
 
 from psyche_data_http.__about__ import __version__

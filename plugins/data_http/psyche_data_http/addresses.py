@@ -19,13 +19,13 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def shown(url: str) -> str:
-    """The address without user name, password, query and fragment."""
+    """Return the address without user name, password, query and fragment."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def web_address(url: str) -> str:
-    """The address itself. Raises ValueError unless it is an http or https address with a host."""
+    """Return the address itself. Raises ValueError unless it is an http or https address with a host."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -39,7 +39,7 @@ def web_address(url: str) -> str:
 
 
 def is_private_line(url: str) -> bool:
-    """Whether nobody between us and the server can change the data: https, or this machine."""
+    """Return whether nobody between us and the server can change the data: https, or this machine."""
     parts = urlsplit(url)
     return parts.scheme == "https" or parts.hostname in LOOPBACK_HOSTS
 
@@ -48,7 +48,7 @@ class Redaction(logging.Filter):
     """Removes possible secrets from log records of the HTTP library."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Shorten addresses in the record; False, which drops it, if it lists headers."""
+        """Shorten addresses in the record. Return False, which drops the record, if it lists headers."""
         text = record.getMessage()
         if _HEADERS in text:
             return False

@@ -19,7 +19,7 @@ from psyche_data_http.retries import Backoff, LastFailure, TransientError
 class RemoteFile:
     """A file as it was when it was found.
 
-    url: where it is, with secrets if it has any. size in bytes. etag and modified: as the server sent them, None if it did not.
+    url: its address, with secrets if it has any. size: in bytes. etag and modified: as the server sent them, None if it did not.
     version: set if the address names a version, so that other content has another address.
     """
 
@@ -31,12 +31,12 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The address as messages may show it."""
+        """The address without secrets, for messages."""
         return shown(self.url)
 
     @property
     def condition(self) -> str | None:
-        """What `If-Range` may hold: a strong ETag, else the date (RFC 9110, section 13.1.5)."""
+        """The value for `If-Range`: a strong ETag, else the date (RFC 9110, section 13.1.5)."""
         return self.etag if self.etag is not None and not self.etag.startswith("W/") else self.modified
 
     @property
@@ -58,7 +58,7 @@ class FileSource(ABC):
 
     @abstractmethod
     async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
-        """The files as they are now, in their order. Retries temporary failures. Raises DataError."""
+        """Return the files as they are now, in their order. Retries temporary failures. Raises DataError."""
 
     @abstractmethod
     async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
@@ -68,12 +68,12 @@ class FileSource(ABC):
         """
 
     def serves_ranges(self, file: RemoteFile) -> bool:  # noqa: ARG002  # subclasses may decide for each file
-        """False for a file whose server ignores ranges and sends the whole file."""
+        """Return False for a file whose server ignores ranges and sends the whole file."""
         return True
 
 
 async def read_range(source: FileSource, file: RemoteFile, start: int, length: int, last_failure: LastFailure) -> bytearray:
-    """Bytes start .. start + length - 1 of a file. Raises DataError; may retry forever, so call it with a deadline."""
+    """Return bytes start .. start + length - 1 of a file. Raises DataError; may retry forever: call it with a deadline."""
     received = bytearray()
     pauses = Backoff(last_failure)
     while len(received) < length:
@@ -89,7 +89,7 @@ async def read_range(source: FileSource, file: RemoteFile, start: int, length: i
 
 
 def changed(file: RemoteFile, how: str) -> DataError:
-    """The error for a file that has changed since it was found."""
+    """Return the error for a file that has changed since it was found."""
     return DataError(
         f"{file.name} changed while it was in use ({how}); restore it or start again, so that everybody reads the same tokens"
     )

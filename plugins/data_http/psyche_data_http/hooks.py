@@ -23,7 +23,7 @@ def _create_weighted(context: DataContext) -> DataProvider:
 
 @hookimpl
 def psyche_register_data() -> list[DataRegistration]:
-    """The data locations `Http` and `WeightedHttp`."""
+    """Return the data locations `Http` and `WeightedHttp`."""
     return [
         DataRegistration(
             name="Http",

@@ -1,7 +1,8 @@
 """The `Http` data location: numbered sequences from flat token files on web servers and in buckets.
 
-The list of files and their sizes is fetched once, on entering. Every whole sequence of a file is used; samples after the last
-one start again at the first. Two reads may run at once. To read ahead, call `read` early: what overlaps is fetched only once.
+The list of files and their sizes is fetched once, on entering. Every whole sequence of a file is used; samples after the last one
+start again at the first. Two reads may run at once. To read ahead, call `read` early: sequences common to two reads are fetched
+only once.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ class HttpData(DataProvider):
     def of_urls(
         cls, urls: Sequence[str], resources: SharedResources | None = None, *, sequence_length: int, token_size: int
     ) -> Self:
-        """Samples from the files at `urls`, in their order. resources: None makes its own, without a cache."""
+        """Return a provider of the files at `urls`, in their order. resources: None makes its own, without a cache."""
         resources = resources or SharedResources(RangeClient())
         return cls(WebFiles(urls, resources.client), resources, sequence_length=sequence_length, token_size=token_size)
 
     @classmethod
     def from_context(cls, context: DataContext) -> Self:
-        """The provider a run configuration asks for; context.settings are HttpSettings."""
+        """Return the provider for a run configuration; context.settings are HttpSettings."""
         settings: HttpSettings = context.settings
         resources = SharedResources(RangeClient(), cache=context.cache, cache_bytes=settings.cache_bytes)
         return cls(
@@ -107,7 +108,7 @@ class HttpData(DataProvider):
         return self
 
     async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
-        """The samples of the intervals in order, concatenated. Raises DataError, TimeoutError."""
+        """Return the samples of the intervals in order, concatenated. Raises DataError, TimeoutError."""
         index, fetcher = self._entered
         places = [place for batch in batches for place in index.located(range(batch.first, batch.last + 1))]
         async with deadline(timeout) as last_failure:
@@ -136,7 +137,7 @@ class HttpData(DataProvider):
         return self._index, self._fetcher
 
     async def _token_file(self, remote: RemoteFile, last_failure: LastFailure) -> TokenFile:
-        """The file and the byte its tokens start at."""
+        """Return the file and the position of its first token."""
         if not remote.name.endswith(".npy") or remote.size == 0:
             return TokenFile(remote, 0)
 

@@ -1,7 +1,7 @@
 """Retries and concurrent jobs, within a caller's timeout.
 
-Temporary failures are retried until the caller's deadline. The pauses double up to LONGEST_PAUSE and are shortened at random,
-so that clients that failed together do not return together; a longer pause that the server asks for is respected. The
+Temporary failures are retried until the caller's deadline. The pauses double up to LONGEST_PAUSE and are shortened at random, so
+that clients that failed together do not try again together; a longer pause that the server asks for is respected. The
 TimeoutError names the last failure. Permanent failures raise DataError at once.
 """
 
@@ -46,7 +46,7 @@ class Backoff:
         self._next = FIRST_PAUSE
 
     def begin_again(self) -> None:
-        """There was progress: make the next pause short."""
+        """Make the next pause short, because there was progress."""
         self._next = FIRST_PAUSE
 
     async def after(self, error: TransientError) -> None:
@@ -58,7 +58,7 @@ class Backoff:
 
 
 async def retry_until_success(attempt: Callable[[], Awaitable[_Result]], last_failure: LastFailure) -> _Result:
-    """The result of the first attempt that raises no TransientError; may retry forever, so call it with a deadline."""
+    """Return the first result that comes without TransientError; may retry forever, so call it with a deadline."""
     pauses = Backoff(last_failure)
     while True:
         try:
@@ -80,7 +80,7 @@ async def deadline(seconds: float) -> AsyncIterator[LastFailure]:
 
 
 async def gather(jobs: Sequence[Callable[[], Awaitable[_Result]]]) -> list[_Result]:
-    """Results in the order of the jobs; the first failure stops the other jobs and is raised unchanged."""
+    """Return results in the order of the jobs. The first failure stops the other jobs and is raised unchanged."""
     results: dict[int, _Result] = {}
     failures: list[Exception] = []
 

@@ -70,7 +70,7 @@ class OtherSource(Table):
 
 
 def _kind(value: Any) -> str:
-    """The kind of a source: with a location it is ours, the only kind that the reference knows."""
+    """Return the kind of a source: a source with a location is of this plugin, the only kind that the reference has."""
     return "other" if isinstance(value, str | OtherSource) or (isinstance(value, dict) and "location" not in value) else "http"
 
 

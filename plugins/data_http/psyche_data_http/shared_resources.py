@@ -14,7 +14,7 @@ from psyche_data_http.fetch.client import RangeClient
 
 
 class SharedResources:
-    """Opened when first entered, closed when the last user leaves.
+    """Connections and cache, opened when first entered and closed when the last user leaves.
 
     client: not yet open. cache: folder for the disk cache, None caches nothing. cache_bytes: most bytes there.
     """

@@ -1,8 +1,8 @@
 """The `WeightedHttp` data location: several sources of token files, mixed by weights from a JSON file.
 
 The JSON comes from a local path or from the web over https. Plain http is allowed only from this machine or with its sha256 in
-the run's configuration, because whoever changes the file changes what everybody trains on. It is read once, on entering. The
-order of samples is decided in `psyche_core.data.ordering.mixture`. Sources over HTTP share connections and cache. Any other data
+the run's configuration, because whoever changes the file changes what all members train on. It is read once, on entering.
+`psyche_core.data.ordering.mixture` decides the order of samples. Sources over HTTP share connections and cache. Any other data
 location may be a source too, except mixtures and a run's server.
 """
 
@@ -35,7 +35,8 @@ from psyche_data_http.shared_resources import SharedResources
 from psyche_data_http.sources.factory import make_source
 
 NO_SOURCES = ("WeightedHttp", "Server")
-"""A mixture in a mixture might contain itself. A run's server gives a member only its own samples, by the run's numbers."""
+"""Not allowed as sources: a mixture might contain itself, and a run's server gives a member only its own samples, by the run's
+numbers."""
 
 MAX_JSON_BYTES = 1 << 20
 
@@ -69,7 +70,7 @@ class WeightedHttpData(DataProvider):
 
     @classmethod
     def from_context(cls, context: DataContext) -> Self:
-        """The provider a run configuration asks for; context.settings are WeightedHttpSettings."""
+        """Return the provider for a run configuration; context.settings are WeightedHttpSettings."""
         settings: WeightedHttpSettings = context.settings
         return cls(
             settings.location,
@@ -106,7 +107,7 @@ class WeightedHttpData(DataProvider):
         return self
 
     async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
-        """The samples of the intervals in order, concatenated. Raises DataError, TimeoutError."""
+        """Return the samples of the intervals in order, concatenated. Raises DataError, TimeoutError."""
         return await self._entered.read(batches, timeout=timeout)
 
     async def aclose(self) -> None:
@@ -182,7 +183,7 @@ class WeightedHttpData(DataProvider):
 
 
 def mixture_table(content: bytes, *, name: str) -> MixtureTable:
-    """The mixture in a JSON file. Raises DataError, whose message omits the content: addresses in it may hold secrets."""
+    """Return the mixture in a JSON file. Raises DataError; its message omits the content, where addresses may hold secrets."""
     try:
         return MixtureTable.model_validate_json(content)
     except ValidationError as error:

@@ -1,3 +1,3 @@
-"""The whole model between members: offered and fetched in pieces (`exchange`), its description (`description`), and many blobs
-from many sources at once (`multi_source`).
+"""Transfers the whole model between members: offers and fetches it in pieces (`exchange`), its description (`description`), and
+fetches many blobs from many sources at once (`multi_source`).
 """

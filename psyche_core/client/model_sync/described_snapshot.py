@@ -1,6 +1,6 @@
-"""Offers our masters together with the description of how their model is built.
+"""Offers our master weights together with the description of how their model is built.
 
-How masters travel is in `exchange`, how a description does in `description`. Which members need them, the machine decides.
+`exchange` transfers master weights and `description` transfers a description. The machine decides which members need them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from psyche_core.telemetry import events as telemetry
 
 
 class DescribedModel(ModelHolder, Protocol):
-    """What is offered: masters, and how their model is built."""
+    """What is offered: master weights, and how their model is built."""
 
     @property
     def description(self) -> Mapping[str, bytes]:
-        """The small files that describe how the model is built; empty if it cannot be described so."""
+        """The small files that describe how the model is built; empty if files cannot describe it."""
 
 
 async def offer_described(
@@ -36,7 +36,7 @@ async def offer_described(
     run_id: str,
     report: Callable[[telemetry.Event], None],
 ) -> SnapshotTaken | SnapshotFailed:
-    """Offer the masters and the model's description; without a description only members that know the model can use them."""
+    """Offer the master weights and the model's description, without which only members that know the model can use them."""
     taken = await exchange.offer(trainer, work, run_id=run_id)
     if isinstance(taken, SnapshotFailed):
         return taken

@@ -1,8 +1,9 @@
-"""How a model is built, sent from member to member beside its weights, for members that have nothing to build it from.
+"""Sends the description of how a model is built from member to member, for members that have nothing to build it from.
 
-Out: the model's small files as one blob. In: the blob that the offers name, read as files of harmless kinds, and written to a
-folder of its own. A description is kept by its hash, so it is fetched once; a folder is complete or absent. Whether it is the
-run's description shows later: the model built from it must have the parameters of the manifest that most members agree on.
+To send it, the model's small files become one blob. To receive it, the blob that the offers name is read as files of harmless
+kinds and written to its own folder. A description is kept under its hash, so it is fetched once; a folder is complete or absent.
+Whether it is the run's description is checked later: the model built from it must have the parameters of the manifest on which
+most members agree.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class DescriptionExchange:
         self._own: tempfile.TemporaryDirectory[str] | None = None
 
     async def offer(self, files: Mapping[str, bytes], *, tag: int) -> tuple[bytes, int]:
-        """Publish a model's description; returns its hash and length, zeros for a model without one. Raises ModelError."""
+        """Publish a model's description; return its hash and length, zeros for a model without one. Raises ModelError."""
         if not files:
             return bytes(32), 0
 
@@ -42,7 +43,7 @@ class DescriptionExchange:
             raise ModelError(message) from error
 
     async def fetch(self, blob_hash: bytes, size: int, *, sources: Sequence[bytes], tag: int) -> Path:
-        """A folder with the files of a description. Raises TransportError, WireError, TimeoutError, ModelError."""
+        """Return a folder with the files of a description. Raises TransportError, WireError, TimeoutError, ModelError."""
         folder = await anyio.to_thread.run_sync(self._place, blob_hash)
         if folder.is_dir():
             return folder

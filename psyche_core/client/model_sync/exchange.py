@@ -1,14 +1,15 @@
-"""A whole model from member to member: masters out as blobs, masters in from blobs (protocol section 5).
+"""Transfers a whole model from member to member as blobs (protocol section 5).
 
-Out: the masters are written to a scratch file piece by piece, each piece is offered from there, and then the manifest that names
-them is published; so whoever has the manifest can get the rest. In: the manifest is checked against our own parameter table. Only
-pieces that differ from our masters are fetched, many at once and from all sources, into a scratch file; each is offered to others
-as soon as it is there. The masters are replaced when every piece is there and verified, never before.
+To offer a model, its master weights are written piece by piece to a scratch file and each piece is offered from there. Then the
+manifest that names the pieces is published, so whoever has the manifest can get the rest. To fetch a model, the manifest is
+checked against our own parameter table. Only pieces that differ from our master weights are fetched, many at once and from all
+sources, into a scratch file; each is offered to others as soon as it is there. The master weights are replaced when every piece
+is there and verified, never before.
 
-What is offered or fetched is on disk, so a model needs little more memory than its masters, and the disk is the limit; only a few
-models are offered at a time. What was fetched for a manifest is kept until another one is asked for, even if the process is
-killed in between, so a second attempt continues the first. A piece that cannot be read back is fetched once more. Which masters
-are the right ones is decided by the machine.
+What is offered or fetched is on disk, so a model needs little more memory than its master weights, and the disk is the limit;
+only a few models are offered at a time. What was fetched for a manifest is kept until another manifest is asked for, even if the
+process is killed, so a second attempt continues the first. A piece that cannot be read back is fetched once more. The machine
+decides which master weights are the right ones.
 """
 
 from __future__ import annotations
@@ -42,35 +43,35 @@ PIECES_PER_TURN = 16
 """Pieces that a worker thread reads, hashes or writes before it checks for cancellation."""
 
 MOST_OFFERED = 8
-"""Models, ours and fetched ones, offered at a time: more never lie on our disk. The client machine stays below it, and says which
-ones make room (`client.machine.replica.snapshot_offers`)."""
+"""Most models, ours and fetched ones, that are offered and on our disk at a time. The client machine stays below it, and says
+which ones to remove (`client.machine.replica.snapshot_offers`)."""
 
 INSTALLATIONS = 2
-"""Attempts to replace the masters with fetched ones; before the second, pieces damaged on disk are fetched again."""
+"""Attempts to replace the master weights with fetched ones. Before the second, pieces damaged on disk are fetched again."""
 
 
 class ModelHolder(Protocol):
-    """What the exchange needs from a trainer to transfer its masters."""
+    """What the exchange needs from a trainer to transfer its master weights."""
 
     @property
     def table(self) -> Table:
-        """Names and shapes of the masters."""
+        """Names and shapes of the master weights."""
 
     def read_piece(self, piece: Piece) -> bytes:
-        """The bytes of one piece of the masters."""
+        """Return the bytes of one piece of the master weights."""
 
     def differing(self, manifest: Manifest) -> Sequence[int]:
-        """Numbers of the pieces in which the masters differ from a manifest. Raises ModelError."""
+        """Return the numbers of the pieces in which the master weights differ from a manifest. Raises ModelError."""
 
     def install(self, manifest: Manifest, pieces: Mapping[int, bytes | memoryview]) -> None:
-        """Replace the masters by a manifest's and forget everything else.
+        """Replace the master weights by a manifest's and forget everything else.
 
-        pieces: read one at a time; reading may raise OSError. Changes nothing and raises ModelError when that is impossible,
-        ModelHalfReplaced when it failed half way.
+        pieces: read one at a time; reading may raise OSError. Raises ModelError, with nothing changed, if that is impossible, and
+        ModelHalfReplaced if it failed half way.
         """
 
     def full_digest(self) -> bytes:
-        """SHA-256 over all masters."""
+        """Return the SHA-256 over all master weights."""
 
 
 @dataclass(slots=True)
@@ -83,9 +84,9 @@ class _Incoming:
 
 
 class ModelExchange:
-    """Transfers models for one client and one caller at a time.
+    """Transfers models for one client, for one caller at a time.
 
-    report: where progress and problems go. scratch: where files go; None for a private folder. at_once: pieces to fetch at the
+    report: takes progress and problems. scratch: where files are put; None for a private folder. at_once: pieces to fetch at the
     same time.
     """
 
@@ -107,12 +108,12 @@ class ModelExchange:
         self._unusable = ""
 
     def check_usable(self) -> None:
-        """Raises ModelError after a replacement failed half way, so that the masters are mixed."""
+        """Raise ModelError after a replacement failed half way, because the master weights are then a mix of two models."""
         if self._unusable:
             raise ModelError(self._unusable)
 
     def model_replaced(self) -> None:
-        """The masters were loaded from elsewhere, so an earlier failure no longer matters."""
+        """Note that the master weights were loaded from elsewhere, so an earlier failure no longer matters."""
         self._unusable = ""
 
     async def expire(self, before: int) -> None:
@@ -120,7 +121,7 @@ class ModelExchange:
         await self._remove(lambda tag: tag < before)
 
     async def _remove(self, outlived: Callable[[int], bool]) -> None:
-        """Remove files by tag. Their pieces are read from them, so the transport no longer serves these either."""
+        """Remove offered files by tag. The transport reads pieces from the files, so it no longer serves these pieces either."""
         removed = [file for tag, file in self._offered if outlived(tag)]
         self._offered = [(tag, file) for tag, file in self._offered if not outlived(tag)]
         for file in removed:
@@ -135,7 +136,7 @@ class ModelExchange:
     # -------------------------------------------------------------------------------------------- out
 
     async def offer(self, holder: ModelHolder, work: TakeSnapshot, *, run_id: str) -> SnapshotTaken | SnapshotFailed:
-        """Write the masters to disk, then offer them and their manifest under the work's tag. People are told of failures."""
+        """Write the master weights to disk, then offer them and their manifest under the work's tag. Failures are reported."""
         try:
             await self._remove(lambda tag: tag in work.withdrawn)
             self.check_usable()
@@ -165,13 +166,13 @@ class ModelExchange:
         return SnapshotTaken(work.step, manifest_hash, len(encoded))
 
     def _snapshot_file(self, pieces: tuple[Piece, ...]) -> PieceFile:
-        """An empty file with space for a whole model. Raises OSError."""
+        """Return an empty file with space for a whole model. Raises OSError."""
         file = PieceFile(self._folder().create("snapshot"), pieces)
         _or_removed(file, partial(file.reserve, range(len(pieces))))
         return file
 
     async def _write_down(self, holder: ModelHolder, file: PieceFile, pieces: tuple[Piece, ...]) -> tuple[bytes, ...]:
-        """Copy all masters into a file; returns the hashes of the pieces."""
+        """Copy all master weights into a file; return the hashes of the pieces."""
 
         def write(turn: Sequence[Piece]) -> list[bytes]:
             found = []
@@ -200,9 +201,10 @@ class ModelExchange:
     # -------------------------------------------------------------------------------------------- in
 
     async def fetch(self, holder: ModelHolder, work: FetchModel, *, run_id: str) -> ModelFetched | ModelFetchFailed:
-        """Replace the masters by those of the work's manifest, or change nothing and return why.
+        """Replace the master weights by those of the work's manifest, or change nothing and return why.
 
-        The masters are lost only if the replacement itself fails half way; `check_usable` then raises until a fetch succeeds.
+        The master weights are lost only if the replacement itself fails half way; `check_usable` then raises until a fetch
+        succeeds.
         """
         try:
             manifest = await self._manifest(holder.table, work, run_id=run_id)
@@ -238,7 +240,7 @@ class ModelExchange:
         return ModelFetched(work.step, await anyio.to_thread.run_sync(holder.full_digest))
 
     async def _manifest(self, table: Table, work: FetchModel, *, run_id: str) -> Manifest:
-        """The manifest, checked against our own table. Raises TransportError and WireError."""
+        """Return the manifest, checked against our own table. Raises TransportError and WireError."""
         limit = max_manifest_bytes(table)
         if work.manifest_bytes > limit:
             message = f"its manifest is said to have {work.manifest_bytes} bytes, ours has at most {limit}"
@@ -255,7 +257,7 @@ class ModelExchange:
         return manifest
 
     async def _resumed(self, manifest: Manifest, work: FetchModel) -> _Incoming:
-        """What we have of this manifest's model: from our last attempt, from a killed process, or nothing yet."""
+        """Return what we have of this manifest's model: from our last attempt, from a killed process, or nothing yet."""
         if self._incoming is not None and self._incoming.manifest_hash == work.manifest_hash:
             return self._incoming
 
@@ -278,7 +280,7 @@ class ModelExchange:
             await anyio.to_thread.run_sync(incoming.file.remove)
 
     async def _held(self, file: PieceFile, manifest: Manifest, numbers: Iterable[int]) -> set[int]:
-        """Numbers of the pieces in a file whose bytes match the manifest."""
+        """Return the numbers of the pieces in a file whose bytes match the manifest."""
 
         def held(turn: Sequence[int]) -> list[int]:
             return [number for number in turn if file.holds(number, manifest.hashes[number])]
@@ -366,7 +368,7 @@ def _or_removed(file: PieceFile, prepare: Callable[[], None]) -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """What went wrong, in words."""
+    """Return what went wrong, in words."""
     if isinstance(error, OSError) and error.strerror:
         hint = "; make room, or name another folder with --cache-dir" if error.errno == errno.ENOSPC else ""
         return f"the scratch file could not be used ({error.strerror}){hint}"

@@ -1,9 +1,10 @@
-"""Many blobs from several sources at once: which source is asked for which blob.
+"""Fetches many blobs from several sources at once, and chooses which source is asked for which blob.
 
-Each blob is asked of the source that is expected to deliver it first, from how long its last blobs took and how many it is busy
-with. So a fast source gives more, and a silent one is soon left alone. The transport asks the others when that source fails, and
-sources of wrong bytes last. What could not be had is asked for again after everything else. The order of the blobs is our own, so
-that members that fetch the same model soon have different parts and can help each other. Blobs are not kept here.
+Each blob is requested from the source that is expected to deliver it first, according to how long its last blobs took and how
+many it is sending. So a fast source delivers more, and a source that does not answer is soon no longer asked. If a source fails,
+the transport asks the others, and sources of wrong bytes last. A blob that could not be fetched is requested again after all
+others. Each member uses its own order of the blobs, so members that fetch the same model soon have different parts and can help
+each other. Blobs are not kept here.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from psyche_core.errors import TransportError
 from psyche_core.interfaces import Transport
 
 FLOOR_BYTES_PER_SECOND = 64 * 1024
-"""A blob that arrives slower than this is given up."""
+"""The timeout allows this rate: a slower blob is given up."""
 
 GRACE_SECONDS = 20.0
-"""Added to the timeout of every blob: for finding a source, and for asking another when one stops sending."""
+"""Added to the timeout of every blob: for finding a source, and for asking another one when one stops sending."""
 
 MOST_PER_SOURCE = 3
-"""Blobs requested from one source at once while others are free: enough to fill any connection; the source keeps them in
-memory."""
+"""Most blobs requested from one source at once while other sources are free: enough to fill any connection. The source keeps them
+in memory."""
 
 SLOW_SECONDS = 2.0
 """A source that takes longer than this, and longer than usual, is asked after all others."""
@@ -35,7 +36,7 @@ ATTEMPTS = 2
 """How often a blob is requested."""
 
 _LEAST_BYTES = 256 * 1024
-"""Smaller blobs count as this many bytes, because their time is mostly the round trip."""
+"""Smaller blobs count as this many bytes, because the round trip takes most of their time."""
 
 _MEMORY = 0.5
 """Weight of the newest blob in a source's expected speed."""
@@ -48,28 +49,28 @@ def fetch_timeout(size: int) -> float:
 
 @dataclass(slots=True)
 class Source:
-    """seconds: recent time per byte, 0 before the first. begun: when each of its outstanding blobs was requested."""
+    """A source. seconds: recent time per byte, 0 before the first. begun: when each outstanding blob was requested."""
 
     peer: bytes
     seconds: float = 0.0
     begun: list[float] = field(default_factory=list)
 
     def waited(self, now: float) -> float:
-        """Seconds since the oldest of its outstanding blobs was requested."""
+        """Return the seconds since the oldest outstanding blob was requested."""
         return max((now - began for began in self.begun), default=0.0)
 
     def expected(self, size: int, now: float) -> float:
-        """Expected seconds until it delivers another blob of that size; time without an answer counts against it."""
+        """Return the expected seconds until it delivers another blob of that size. Time without an answer counts against it."""
         return max(self.seconds * max(size, _LEAST_BYTES), self.waited(now)) * (len(self.begun) + 1)
 
     def took(self, size: int, seconds: float) -> None:
-        """It delivered a blob, or failed to after this time."""
+        """Note that it delivered a blob, or failed to, after this time."""
         per_byte = seconds / max(size, _LEAST_BYTES)
         self.seconds = per_byte if not self.seconds else (1 - _MEMORY) * self.seconds + _MEMORY * per_byte
 
 
 class Sources:
-    """peers: p2p keys known to have everything; empty if only other members can help."""
+    """The sources of one fetch. peers: p2p keys known to have everything; empty if only other members can help."""
 
     def __init__(self, peers: Sequence[bytes]) -> None:
         self._all = [Source(peer) for peer in dict.fromkeys(peers)] or [Source(b"")]
@@ -78,7 +79,7 @@ class Sources:
         return len(self._all)
 
     def ranked(self, size: int, now: float) -> list[Source]:
-        """The sources in the order to ask them for a blob of that size."""
+        """Return the sources in the order in which to ask them for a blob of that size."""
 
         def rank(source: Source) -> tuple[bool, bool, float, int]:
             busy = len(source.begun)
@@ -97,8 +98,8 @@ async def gather(
 ) -> None:
     """Fetch blobs and pass each to `keep` as it arrives.
 
-    wanted: size in bytes by hash. at_once: most fetched at the same time. Raises TransportError when some could not be fetched:
-    after all others, or after so many failures in a row that going on is useless. Whatever `keep` raises ends it at once.
+    wanted: size in bytes by hash. at_once: most fetched at the same time. Raises TransportError if some could not be fetched:
+    after all others, or after so many failures in a row that going on is useless. An exception of `keep` ends the fetch at once.
     """
     known = Sources(sources)
     hashes = sorted(wanted)

@@ -1,7 +1,7 @@
-"""The client's shell: it carries out what `psyche_core.client.machine` decides.
+"""The part of the client that does I/O: it carries out what `psyche_core.client.machine` decides.
 
-`runtime` turns backend and transport into events and actions into I/O; `worker` owns model, optimizer and data in one thread
-(`resources`, opened by `opening`), and `work_failures` counts what goes wrong there; `checkpointing` and `restoring` keep the
-model on disk; `payloads`, `read_ahead` and `downloads` feed the worker; `coordinator_requests` asks the coordinator. What people
-are shown is in `reports`.
+`runtime` turns input from the backend and the transport into events, and actions into I/O. `worker` owns model, optimizer and
+data in one thread (`resources`, opened by `opening`); `work_failures` counts its errors. `checkpointing` saves the model to disk
+and `restoring` loads it. `payloads`, `read_ahead` and `downloads` feed the worker. `coordinator_requests` sends requests to the
+coordinator. Reports for people are in `reports`.
 """

@@ -1,11 +1,11 @@
 """Checkpoints of a client, and the journal of the rounds since the last one.
 
-After any death of the process, checkpoint and journal together give the exact masters of the last applied round (protocol F18).
-The order is what makes it so: a result is in the journal before we attest to it, the journal is synced before a statement leaves,
-and it is begun anew only when the checkpoint that it goes on from is whole. A journal that is full, has a gap or has no base is
-mended by a checkpoint before its time. What the disk refuses is told, at each epoch's end though not each round, and costs
-durability, never the client. Formats are in `psyche_core.training.checkpoints.journal`; which results are kept is the machine's
-decision.
+If the process ends at any moment, checkpoint and journal together restore the exact master weights of the last applied round
+(protocol F18). The order of writes guarantees it: a result is in the journal before we attest to it, the journal is synced before
+a statement is sent, and the journal starts again only when the checkpoint that it continues from is complete. If a journal is
+full, has a gap or has no base, a checkpoint is saved early. Disk errors are reported at the end of each epoch, not in each round;
+they cost durability but do not stop the client. The formats are in `psyche_core.training.checkpoints.journal`. The machine
+decides which results are kept.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ logger: logging.Logger = logging.getLogger("psyche.client")
 
 
 class Checkpointer:
-    """See the module. explain: one sentence about an unexpected exception."""
+    """Saves checkpoints and keeps the journal; see the module. explain: returns one sentence about an unexpected exception."""
 
     def __init__(self, report: Callable[[telemetry.Event], None], *, explain: Callable[[BaseException], str]) -> None:
         self._report = report
         self._explain = explain
         self._resources: Resources | None = None
         self._publisher: JournalPublisher | None = None
-        self._published = anyio.Event()  # set once there is something to publish for
+        self._published = anyio.Event()  # set once there is a publisher
         self._run_id = ""
         self._instance = b""
         self._lock = anyio.Lock()
         self._journal_problem = RepeatedProblem()
-        self._problems: defaultdict[str, RepeatedProblem] = defaultdict(RepeatedProblem)  # by the message for when it is over
+        self._problems: defaultdict[str, RepeatedProblem] = defaultdict(RepeatedProblem)  # by the message that says it is over
         self._newest: Made | None = None  # the work that made the current masters; None: unknown
         self._saved: int | None = None  # step of the last checkpoint that we saved
 
     def use(self, resources: Resources, *, run_id: str, instance: bytes) -> None:
-        """Use these resources from now on. instance: of the run (32 bytes)."""
+        """Use these resources from now on. instance: the run's instance (32 bytes)."""
         self._resources, self._run_id, self._instance = resources, run_id, instance
         self._newest = self._saved = None
         if resources.published is not None and self._publisher is None:
@@ -76,18 +76,18 @@ class Checkpointer:
             self._published.set()
 
     def saved_of(self, step: int) -> Path | None:
-        """The folder of the last checkpoint that we saved, if it is of this step."""
+        """Return the folder of the last checkpoint that we saved, if that is the checkpoint of this step; else None."""
         folder = None if self._resources is None else self._resources.checkpoints
         return checkpoint_path(folder, self._run_id, step) if folder is not None and self._saved == step else None
 
     async def publish_journals(self) -> None:
-        """Publish finished journals beside all other work, until cancelled."""
+        """Publish finished journals while other work goes on, until cancelled."""
         await self._published.wait()
         assert self._publisher is not None
         await self._publisher.run(self._journal())
 
     async def finish_publishing(self, *, present: bool = False) -> None:
-        """Publish what was not published yet. present: the journal as it is now, too."""
+        """Publish what is not published yet. present: also the present journal as it is now."""
         if self._publisher is None:
             return
 
@@ -99,7 +99,7 @@ class Checkpointer:
         await self._publisher.publish_waiting()
 
     def masters_change(self) -> None:
-        """Work on the masters begins: until it succeeds their step is unknown."""
+        """Note that work on the master weights begins. Their step is unknown until the work succeeds."""
         self._newest = None
 
     # ------------------------------------------------------------------------------------------------ the journal
@@ -141,8 +141,8 @@ class Checkpointer:
             await self._write(journal.sync, to_disk=True)
 
     async def applied(self, work: Apply, *, learning_rate: float) -> None:
-        """Record a round whose results are in the masters now; save a checkpoint if the journal cannot continue without one."""
-        self._newest = work  # before the first await: leaving meanwhile needs it
+        """Record a round whose results are now in the master weights. Save a checkpoint if the journal cannot continue."""
+        self._newest = work  # before the first await: leave() may run meanwhile and needs it
         journal = self._journal()
         if journal is None:
             return
@@ -180,7 +180,7 @@ class Checkpointer:
         return None if self._resources is None else self._resources.journal
 
     async def _write(self, action: Callable[[], object], *, to_disk: bool = False) -> bool:
-        """Change the journal; returns whether that succeeded. to_disk: it needs the disk, and does not only add in memory."""
+        """Change the journal; return whether that succeeded. to_disk: the change writes to disk, not only to memory."""
         async with self._lock:
             try:
                 await anyio.to_thread.run_sync(action)
@@ -196,18 +196,18 @@ class Checkpointer:
     # ------------------------------------------------------------------------------------------------ checkpoints
 
     async def close_epoch(self, work: CloseEpoch, digest: bytes) -> bool:
-        """Save the checkpoint of an epoch's end; returns whether it is complete. digest: full digest of the masters."""
+        """Save the checkpoint at an epoch's end; return whether it is complete. digest: full digest of the master weights."""
         self._newest = work
         return await self.save(work, digest=digest)
 
     async def fetched(self, work: FetchModel) -> None:
-        """Masters came from other members: the journal continues from them."""
+        """Note that the master weights came from other members. The journal continues from a new checkpoint of them."""
         self._newest = work
         if self._journal() is not None and not await self.save(work):
             await self._suspend()
 
     async def _suspend(self) -> None:
-        """Stop the journal: the masters are those of others, and could not be saved. Rounds after them would not follow it."""
+        """Stop the journal: master weights from other members could not be saved, so later rounds would not follow it."""
         journal = self._journal()
         if journal is not None:
             await self._write(journal.suspend)
@@ -215,7 +215,7 @@ class Checkpointer:
     async def save(self, work: Made, *, digest: bytes | None = None) -> bool:
         """Save a checkpoint and our optimizer's private state, and restart the journal from it. Raises RanksLost.
 
-        work: what made the current masters.
+        work: the work that made the current master weights.
         """
         resources, step = self._resources, work.step
         if resources is None or resources.checkpoints is None:
@@ -250,7 +250,7 @@ class Checkpointer:
         return True
 
     async def _begin(self, journal: Journal, work: Made, *, digest: bytes) -> bool:
-        """Start the journal again; returns whether that succeeded. The old one is published later, if that is wanted."""
+        """Start the journal again; return whether that succeeded. The old one is published later if publishing is on."""
         held = await self._held(journal)
         begun = False
         try:
@@ -270,10 +270,10 @@ class Checkpointer:
             return await self._publisher.hold(journal)
 
     async def leave(self, *, seconds: float = LEAVING_SECONDS) -> None:
-        """Save what was applied since our last checkpoint, so that the next start has nothing to replay; reports when it is done.
+        """Save what was applied since our last checkpoint, so that the next start has nothing to replay. Report when it is saved.
 
-        The journal stays, with the checkpoint it continues from: it can restore every step in between, which a coordinator
-        restored from an older state may need. seconds: timeout, after which the client ends without it.
+        The journal stays, with the checkpoint it continues from: it can restore every step in between, which is needed if the
+        coordinator is restored from an older state. seconds: time limit; after it the client ends without this checkpoint.
         """
         resources, work = self._resources, self._newest
         if resources is None or resources.checkpoints is None or work is None or work.step == self._saved:
@@ -298,7 +298,7 @@ class Checkpointer:
         return manifest.instance in (None, self._instance.hex())
 
     async def _remove_old(self, resources: Resources, step: int) -> None:
-        """Delete old checkpoints; those of a history that the run has left are set aside, never deleted."""
+        """Delete old checkpoints. Checkpoints of a history that the run has left are set aside (renamed), never deleted."""
         folder = resources.checkpoints
         assert folder is not None
         renamed: list[Path] = []
@@ -321,9 +321,10 @@ class Checkpointer:
             self._report(telemetry.Problem("warning", set_aside_sentence(path, above=above, instance=self._instance)))
 
     async def _attempt(self, action: Callable[[], object], problem: str, *, again: str, each_time: bool = False) -> bool:
-        """Do something on the disk; returns whether it succeeded. problem: told on failure; again: told when it works again.
+        """Do something on the disk; return whether it succeeded. problem: reported on failure. again: reported when it works
+        again.
 
-        each_time: a failure is told however short after another one.
+        each_time: report a failure even if the last one was reported a short time ago.
         """
         try:
             await anyio.to_thread.run_sync(action)

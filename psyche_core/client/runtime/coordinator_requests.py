@@ -1,6 +1,6 @@
-"""Requests to the coordinator: joining, our address, commands. Repeats them, and tells people when there is no answer.
+"""Requests to the coordinator: joining, our address, commands. They are repeated, and people are told if no answer comes.
 
-The machine decides what is asked, and what follows from an answer. The states of the coordinator are read by `runtime`.
+The machine decides what is asked, and what follows from an answer. `runtime` reads the coordinator's states.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ COMMAND_ATTEMPTS = 3
 """After a time-out a command is sent again, because a lost statement slows the whole round down."""
 
 REPUBLISH_SECONDS = 10.0
-"""Shortest time between two publications of our address: on a chain each is a transaction."""
+"""Shortest time between two publications of our address: on a blockchain each one is a transaction."""
 
 PASSING_REFUSALS = ("ClientsFull", "Halted")
-"""Refusals of a join after which the machine asks again, or learns from the next state that the run is finished."""
+"""Refusals of a join that do not end the client: the machine asks again, or the next state says that the run is finished."""
 
 
 class CoordinatorRequests:
-    """What one client asks of its coordinator. report: where events for people go."""
+    """The requests of one client to its coordinator. report: takes the events for people."""
 
     def __init__(self, backend: Backend, transport: Transport, report: Callable[[Event], None], *, run_id: str) -> None:
         self._backend = backend
@@ -46,11 +46,11 @@ class CoordinatorRequests:
 
     @property
     def joined(self) -> bool:
-        """Whether the coordinator has accepted us, and people were told so."""
+        """Whether the coordinator has accepted us and this was reported."""
         return self._joined
 
     async def join(self, prepare: Callable[[], Awaitable[None]]) -> None:
-        """Join once `prepare` is done, however long the coordinator takes to answer. One request at a time; others return.
+        """Run `prepare`, then join, however long the coordinator takes to answer. While one call runs, others return at once.
 
         Raises CommandRefused for a refusal that is not in PASSING_REFUSALS, and any PsycheError of `prepare` and the backend.
         """
@@ -85,7 +85,7 @@ class CoordinatorRequests:
             return
 
     def address_is_due(self, now: float) -> bool:
-        """Whether our address has changed since it was published, and may be published again: then call `publish_address`."""
+        """Return whether our address changed since it was published and may be published again; then call `publish_address`."""
         due = now - self._published_at >= REPUBLISH_SECONDS
         if self._joined and not self._joining and due and self._transport.address != self._published:
             self._published_at = now
@@ -93,7 +93,7 @@ class CoordinatorRequests:
         return False
 
     async def publish_address(self) -> None:
-        """Publish our address again. Joining is idempotent, and the newest address is the one others get."""
+        """Publish our address again. Joining is idempotent, and other members get the newest address."""
         address = self._transport.address
         try:
             await self._backend.join(address, timeout=COMMAND_TIMEOUT)
@@ -104,7 +104,7 @@ class CoordinatorRequests:
             logger.info("our address has changed and was published again")
 
     async def send(self, command: Command) -> CommandAnswered | None:
-        """Send a command; returns the answer, None if there is none in time or the backend has ended."""
+        """Send a command. Return the answer; None if none comes in time or the backend has ended."""
         for _ in range(COMMAND_ATTEMPTS):
             try:
                 await self._backend.send(command, timeout=COMMAND_TIMEOUT)
@@ -123,13 +123,13 @@ class CoordinatorRequests:
         return None
 
     def note_silence(self) -> None:
-        """The coordinator did not answer in time: tell people once, until it answers again."""
+        """Note that the coordinator did not answer in time. Report it once, until it answers again."""
         if self._silent_since is None:
             self._silent_since = anyio.current_time() - COMMAND_TIMEOUT
             self._report(Problem("warning", f"the coordinator has not answered for {COMMAND_TIMEOUT:g} s; still trying"))
 
     def note_answer(self) -> None:
-        """The coordinator answers again: tell people if they were told that it did not."""
+        """Note that the coordinator answered. Report it if its silence was reported."""
         if self._silent_since is not None:
             seconds = anyio.current_time() - self._silent_since
             self._silent_since = None

@@ -1,6 +1,6 @@
-"""Notices that a member's disk is further than the coordinator, which then continues from an older copy of its state.
+"""Notices that this client's disk has later steps than the coordinator, which then continues from an older copy of its state.
 
-Its owner cannot see that where the whole folder of the state is an older copy and all members were gone, too.
+The run's owner cannot notice this if the coordinator's whole state folder is an older copy and all members were offline.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from psyche_core.types import Decision
 
 @dataclass(slots=True)
 class DiskAhead:
-    """Compares one client's journal with the coordinator's state; says each position once.
+    """Compares one client's journal with the coordinator's state, and reports each position once.
 
-    tell_later: passes the position on to the coordinator, None if the backend cannot. Called in the worker thread.
+    tell_later: passes the position on to the coordinator; None if the backend cannot. Called in the worker thread.
     """
 
     tell_later: Callable[[KnownPosition], None] | None = None
@@ -28,7 +28,7 @@ class DiskAhead:
     def compare(
         self, found: Recovered, state: CoordinatorState, *, based: Decision | None, report: Callable[[str], None]
     ) -> None:
-        """Report a journal of the run that is further than `state`. based: what decided its base's last step, if known."""
+        """Report a journal of the run that is ahead of `state`. based: the decision of its base's last step, if known."""
         known = known_beyond(found, state, based=based)
         if known is None or known == self._told:
             return
@@ -47,10 +47,10 @@ class DiskAhead:
 
 
 def known_beyond(found: Recovered, state: CoordinatorState, *, based: Decision | None) -> KnownPosition | None:
-    """How far the run was at least, if the journal is further than the state allows; else None.
+    """Return how far the run was at least, if the journal is ahead of what the state allows; else None.
 
-    A coordinator saves a decision before any member applies it, so a journal of the state's generation leads at most to the
-    masters due in that state. One of an earlier generation is of before the run went back.
+    A coordinator saves a decision before any member applies it. So a journal of the state's generation leads at most to the
+    master weights that are due in that state. A journal of an earlier generation is from before the run went back.
     """
     header = found.header
     if (header.generation, found.last_step) <= (state.generation, masters_due(state)):

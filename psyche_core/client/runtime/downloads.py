@@ -1,7 +1,8 @@
-"""Downloads the payloads of other members, a few at a time, such that none can block the others for long.
+"""Downloads the payloads of other members, a few at a time, so that a slow one does not block the others for long.
 
 When a download has held its place for too long it continues, but another one starts beside it. So downloads share the connection
-in order, and one with a silent source delays nobody. Nothing is cancelled. The machine decides what is fetched, and when again.
+in order, and a source that sends nothing delays nobody. Nothing is cancelled. The machine decides what is fetched and when it is
+fetched again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ DOWNLOAD_TURN = 2.0
 
 
 class Limiter:
-    """count: most at once. seconds: after which a turn no longer counts."""
+    """Limits how many turns run at once. count: the limit. seconds: after this time a turn no longer counts."""
 
     def __init__(self, count: int, *, seconds: float) -> None:
         self._count = count
@@ -54,7 +55,7 @@ class Limiter:
             self._ended = anyio.Event()
 
     def _pause(self) -> float:
-        """Seconds until a turn is free even if no task ends, 0 if one is free."""
+        """Return the seconds until a turn is free even if no task ends; 0 if one is free now."""
         now = anyio.current_time()
         ends = sorted(begun + self._seconds for begun in self._begun.values() if now < begun + self._seconds)
         return 0.0 if len(ends) < self._count else ends[len(ends) - self._count] - now
@@ -63,8 +64,8 @@ class Limiter:
 class PayloadDownloads:
     """Fetches payloads and lets the worker check them.
 
-    network: counts the downloads. times: is told when each begins and ends. at_once: number of downloads, see the module.
-    explain: one sentence about an unexpected exception.
+    network: counts the downloads. times: is told when each download begins and ends. at_once: how many downloads run at once, see
+    the module. explain: returns one sentence about an unexpected exception.
     """
 
     def __init__(

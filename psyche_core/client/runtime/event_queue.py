@@ -1,8 +1,8 @@
-"""The queue of events between everything that happens to a client and its machine.
+"""The queue of events for a client's machine.
 
-It is bounded, and nothing that matters is dropped from it. A state, a message, a peer change or the outcome of work waits for
-space; only ticks and bandwidth figures are dropped. So a flood of messages slows down the flood: unread messages pile up in the
-transport, which limits them per peer and disconnects a peer that exceeds its share.
+It is bounded, and no important event is dropped. A state, a message, a peer change or the outcome of work waits for space; only
+ticks and bandwidth figures are dropped. So a flood of messages slows itself down: unread messages wait in the transport, which
+limits them per peer and disconnects a peer that exceeds its share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TICK_SECONDS = 0.25
 
 
 class EventQueue:
-    """Entered while the client takes part. Afterwards, and after `close`, what is put into it is ignored."""
+    """The queue. Enter it while the client takes part. Before and after that, and after `close`, it ignores new events."""
 
     def __init__(self) -> None:
         self._events, self._inbox = anyio.create_memory_object_stream[Event](QUEUE_LENGTH)
@@ -51,13 +51,13 @@ class EventQueue:
             await self._events.send(event)
 
     def put_or_drop(self, event: Event) -> None:
-        """Queue an event unless the queue is full; another of its kind follows soon."""
+        """Queue an event unless the queue is full. Only for events that are repeated soon."""
         with contextlib.suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             self._events.send_nowait(event)
 
 
 async def ticks(queue: EventQueue, transport: Transport) -> AsyncIterator[float]:
-    """Queue the passing of time, and which peers are connected when that has changed; the loop's time at each tick."""
+    """Queue a tick at fixed intervals, and the connected peers when they change. Yield the event loop's time at each tick."""
     peers: tuple[bytes, ...] = ()
     while True:
         await anyio.sleep(TICK_SECONDS)

@@ -1,6 +1,6 @@
-"""Whether a journal is of the run's history in a coordinator's state, and how far.
+"""Tells whether a journal belongs to the run's history in a coordinator's state, and up to which step.
 
-Its header and its rounds tell that, and the checkpoint with which it begins. What is done with it is in `restoring`.
+It looks at the journal's header and rounds, and at the checkpoint with which the journal begins. `restoring` acts on the result.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from psyche_core.types import Decision
 
 
 def signed_ends(state: CoordinatorState) -> Mapping[int, bytes]:
-    """Full digests, by step, from which a member may continue; empty if the stored checkpoint is to be used."""
+    """Return full digests, by step, from which a member may continue; empty if the stored checkpoint must be used."""
     return {} if state.from_checkpoint else signed_digests(state)
 
 
 def last_valid_step(header: Header, rounds: Sequence[AppliedRound], state: CoordinatorState) -> int | None:
-    """The last step to replay; None if the journal's history shares no signed step with the run's."""
+    """Return the last step to replay; None if the journal's history and the run's have no signed step in common."""
     due = masters_due(state)
     if header.generation == state.generation:
         anew = first_conflicting_step(state, rounds)
@@ -36,7 +36,7 @@ def last_valid_step(header: Header, rounds: Sequence[AppliedRound], state: Coord
 
 
 def leads_to(header: Header, rounds: Sequence[AppliedRound], base: Header, decided: Decision | None) -> bool:
-    """Whether a journal leads to another one's base, as far as is known. decided: what decided the base's last step."""
+    """Return whether a journal leads to another one's base, as far as is known. decided: the decision of the base's last step."""
     if header.base_step == base.base_step:
         return header.base_digest == base.base_digest
     last = next((each for each in rounds if each.step == base.base_step), None)
@@ -48,12 +48,12 @@ def leads_to(header: Header, rounds: Sequence[AppliedRound], base: Header, decid
 
 
 def decided_otherwise(state: CoordinatorState, base: Header, decided: Decision | None) -> bool:
-    """Whether the state has another decision about the last step of a journal's base, within its generation."""
+    """Return whether the state has another decision about the last step of a journal's base, in the same generation."""
     return decided is not None and base.generation == state.generation and first_conflicting_step(state, (decided,)) is not None
 
 
 def manifest_of_base(folder: Path, run_id: str, header: Header) -> CheckpointManifest | None:
-    """The manifest of the checkpoint with which a journal begins, None if it is not in the folder."""
+    """Return the manifest of the checkpoint with which a journal begins; None if it is not in the folder."""
     try:
         manifest = read_manifest(checkpoint_path(folder, run_id, header.base_step))
     except ModelError:
@@ -64,6 +64,6 @@ def manifest_of_base(folder: Path, run_id: str, header: Header) -> CheckpointMan
 
 
 def decision_at_base(folder: Path, run_id: str, header: Header) -> Decision | None:
-    """What decided the last step of the checkpoint with which a journal begins, None if that is unknown."""
+    """Return the decision of the last step of the checkpoint with which a journal begins; None if unknown."""
     manifest = manifest_of_base(folder, run_id, header)
     return None if manifest is None else decision_in(manifest)

@@ -1,9 +1,10 @@
-"""Publishes a client's finished journals in a folder (`--publish-journal`), beside training.
+"""Publishes a client's finished journals in a folder (`--publish-journal`), while training goes on.
 
-A journal is opened before it starts again, which takes no time, and copied later by a task of its own. What fails costs the copy
-and one message, never the client. At the end everything that waits is copied, and a client that ends in order also copies the
-journal as it is then. One that starts over does not: what its journal holds may belong to a history that the run has left. What
-was published before the coordinator was restored from an older state stays: its name says of which history it is.
+A journal's file is opened before the journal starts again, which takes no time; a separate task copies it later. A failure costs
+the copy and one message, and does not stop the client. At the end all waiting journals are copied, and a client that ends
+normally also copies its present journal. A client that starts over does not copy it: it may belong to a history that the run has
+left. Journals published before the coordinator was restored from an older state stay: their names say to which history they
+belong.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _Result = TypeVar("_Result")
 
 
 class JournalPublisher:
-    """See the module. folder: where journals are published. instance: of the run (32 bytes). explain: see Worker."""
+    """Publishes journals; see the module. folder: the target. instance: of the run (32 bytes). explain: see Worker."""
 
     def __init__(
         self,
@@ -51,18 +52,18 @@ class JournalPublisher:
         self._told: set[str] = set()
 
     async def hold(self, journal: Journal) -> HeldSegment | None:
-        """Open a journal that is about to start again; None if there is nothing to publish."""
+        """Open a journal that will start again soon; return None if there is nothing to publish."""
         return await self._attempt(partial(hold, journal))
 
     def add(self, held: HeldSegment) -> None:
-        """Publish this later."""
+        """Publish this journal later."""
         self._waiting.append(held)
         self._more.set()
 
     async def run(self, journal: Journal | None) -> None:
         """Publish what is added, until cancelled; a copy that has begun is finished.
 
-        journal: its predecessor is published first, if an earlier process could not. None: there is none.
+        journal: its predecessor is published first, if an earlier process could not publish it. None: there is no journal.
         """
         held = None if journal is None else await self._attempt(partial(hold_file, earlier_path(journal.path)))
         if held is not None:
@@ -73,7 +74,7 @@ class JournalPublisher:
             await self.publish_waiting()
 
     async def publish_waiting(self) -> None:
-        """Publish what was added."""
+        """Publish all that was added."""
         async with self._one_at_a_time:
             while self._waiting:
                 held = self._waiting[0]  # it stays if we are cancelled before the copy begins
@@ -84,7 +85,7 @@ class JournalPublisher:
                     self._report(telemetry.JournalPublished(*steps, str(done.path), done.size, done.seconds))
 
     async def _attempt(self, action: Callable[[], _Result]) -> _Result | None:
-        """Do something on the disk; what fails is told once, and gives None."""
+        """Do something on the disk. Report each failure once, and return None for it."""
         try:
             return await anyio.to_thread.run_sync(action)
         except Exception as error:

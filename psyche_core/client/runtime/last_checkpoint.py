@@ -1,7 +1,7 @@
 """The checkpoint that a client saves when it leaves, within a time limit, and what the next start has without it.
 
-Blocking functions for a worker thread, apart from `within`. When they are called, and what people are told, is in
-`checkpointing`.
+All functions but `within` block, and belong in a worker thread. `checkpointing` decides when they are called and what is
+reported.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.training.checkpoints.private_state import private_path
 
 LEAVING_SECONDS = 60.0
-"""Timeout of the checkpoint saved on leaving; service managers kill soon after that."""
+"""Time limit of the checkpoint saved on leaving; service managers kill a process soon after that."""
 
 _POLL_SECONDS = 0.02
 _Result = TypeVar("_Result")
 Made = Apply | CloseEpoch | FetchModel
-"""Work that makes masters."""
+"""Work that makes master weights."""
 
 
 def save_last(resources: Resources, work: Made, *, run_id: str, instance: bytes) -> Path:
-    """Save the masters that a work made and the optimizer's own state; returns the checkpoint's folder.
+    """Save the master weights that a work made, and the optimizer's own state; return the checkpoint's folder.
 
     The journal stays, with the checkpoint it continues from: it can restore every step in between.
     """
@@ -48,13 +48,13 @@ def save_last(resources: Resources, work: Made, *, run_id: str, instance: bytes)
 
     if header is None or journal.broken or (journal.last_step, header.generation) != (work.step, work.generation):
         begin_after(journal, work, digest)
-    else:  # the checkpoint of an earlier leaving is no longer useful
+    else:  # a checkpoint saved on an earlier leaving is no longer useful
         remove_between(resources.checkpoints, run_id, after=header.base_step, before=work.step, instance=instance)
     return directory
 
 
 def what_is_kept(resources: Resources, run_id: str) -> str:
-    """What the next start has without a last checkpoint, as the end of a sentence."""
+    """Return what the next start can use if no last checkpoint was saved, as the end of a sentence."""
     journal = resources.journal
     if journal is not None and journal.header is not None and journal.path.exists():
         return "the next start replays the journal instead"
@@ -69,7 +69,7 @@ def what_is_kept(resources: Resources, run_id: str) -> str:
 
 
 def facts_of(work: Made, digest: bytes, *, run_id: str, instance: bytes) -> CheckpointFacts:
-    """What a checkpoint says of the masters that a work made. digest: their full digest, 32 bytes."""
+    """Return the facts of a checkpoint of the master weights that a work made. digest: their full digest, 32 bytes."""
     at_end = isinstance(work, CloseEpoch) or (isinstance(work, FetchModel) and work.epoch_end)
     return CheckpointFacts(
         run_id=run_id,

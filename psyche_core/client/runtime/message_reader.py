@@ -21,7 +21,7 @@ logger: logging.Logger = logging.getLogger("psyche.client")
 
 
 class MessageReader:
-    """Of one run. instance: returns the run's, 32 bytes. There are no peers, and no messages, before it is known."""
+    """Reads messages of one run. instance: returns the run's instance, 32 bytes. Before it is known there are no peers."""
 
     def __init__(
         self, transport: Transport, instance: Callable[[], bytes], *, queue: EventQueue, network: NetworkReporter

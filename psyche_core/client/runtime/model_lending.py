@@ -1,4 +1,4 @@
-"""Takes the model back from evaluations for each piece of work, and tells them which step it is at.
+"""Takes the model back from evaluations for each piece of work, and tells evaluations at which step the model is.
 
 How a model is lent is in `psyche_core.evaluation.spare_time`.
 """
@@ -20,14 +20,14 @@ FIRST_MODEL_SECONDS = 10.0
 
 
 class ModelLending:
-    """Between the worker and evaluations. spare: None if nothing evaluates."""
+    """Lets the worker and evaluations take turns with the model. spare: None if nothing evaluates."""
 
     def __init__(self, spare: SpareTime | None) -> None:
         self._spare = spare
 
     @contextlib.asynccontextmanager
     async def taken_back(self) -> AsyncIterator[None]:
-        """Take the model back from evaluations, which stop at the next layer, and lend it again after the block."""
+        """Take the model back from evaluations, which stop at the next layer; lend it again after the block."""
         if self._spare is None:
             yield
             return
@@ -50,7 +50,7 @@ class ModelLending:
             await anyio.to_thread.run_sync(self._spare.wait_until_first_seen, FIRST_MODEL_SECONDS, abandon_on_cancel=True)
 
     def note_step(self, done: WorkDone, work: Work) -> None:
-        """Tell evaluations which step the masters are at."""
+        """Tell evaluations at which step the master weights are."""
         if self._spare is None:
             return
         match done, work:

@@ -1,4 +1,4 @@
-"""Opens model and data: before the run is joined, and for each Load of the machine. Never keeps two models in memory."""
+"""Opens model and data: before the client joins the run, and for each Load of the machine. Keeps at most one model in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psyche_core.training.checkpoints.sources import model_name
 
 
 class ResourcesOpener:
-    """One thing is opened at a time. build, check: see `worker.Worker`."""
+    """Opens resources, one at a time. build, check: see `worker.Worker`."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class ResourcesOpener:
         self._opening = anyio.Lock()
 
     async def prepare(self, state: CoordinatorState, *, is_loaded: Callable[[], bool]) -> None:
-        """Open everything before the run is joined, so that a client that cannot take part reports why and does not join.
+        """Open everything before the client joins, so that a client that cannot take part reports why and does not join.
 
-        The first Load uses what is open. The model stays closed if the other members must describe it, or if a run that has
-        begun still names a stored one: its next epoch may begin with the members' own. is_loaded: whether a Load has opened a
+        The first Load uses what was opened. The model stays closed if other members must describe it, or if a run that has begun
+        still names a stored model: its next epoch may begin with the members' own model. is_loaded: whether a Load has opened a
         model. Raises ModelError, DataError and ConfigError.
         """
         async with self._opening:
@@ -51,17 +51,17 @@ class ResourcesOpener:
                     self._prepared = state.model, await self._open(ResourcesRequest(state))
 
     async def load(self, work: Load) -> Resources:
-        """What was opened before joining, if it still fits the run; otherwise it is closed, and the model is opened anew.
+        """Return what was opened before joining if it still fits the run; otherwise close it and open the model again.
 
         Raises NoModelSource, ModelError, DataError and ConfigError.
         """
-        async with self._opening:  # a client that returns while still a member joins and loads at once
+        async with self._opening:  # a restarted client that is still a member joins and loads at the same time
             prepared = None if work.fresh else self._fitting(work.state)
             self._prepared = None  # never keep a second model in memory
             return prepared or await self._open(ResourcesRequest(work.state, fresh=work.fresh))
 
     def _fitting(self, state: CoordinatorState) -> Resources | None:
-        """What was opened, if it still fits the run; otherwise it is closed."""
+        """Return what was opened if it still fits the run; otherwise close it and return None."""
         if self._prepared is None:
             return None
 
@@ -82,15 +82,15 @@ class ResourcesOpener:
 
 
 def start_in(state: CoordinatorState, resources: Resources, digest: bytes) -> tuple[int | None, tuple[tuple[int, bytes], ...]]:
-    """Where a client starts with opened resources: the step of its masters, None if unknown, and the signed ends that it holds.
+    """Return where a client starts: the step of its master weights (None if unknown), and the signed ends that it holds.
 
-    digest: full digest of the masters, 32 bytes. A stored model counts if the coordinator knows its step and the signed digest
-    matches.
+    digest: full digest of the master weights, 32 bytes. The step of a stored model is used if the coordinator knows it and the
+    signed digest matches.
     """
     stored, held = resources.stored_step, resources.held
     if resources.step is not None:
         if resources.journal is not None:
-            held += ((resources.step, digest),)  # our disk still has it when we have come further
+            held += ((resources.step, digest),)  # our disk still has this model after we have trained further
         return resources.step, held
 
     known = stored is not None and not state.from_checkpoint and stored == state.stored.step

@@ -1,6 +1,6 @@
 """Keeps payload bytes while they may still be applied, and checks our own payload before it is sent.
 
-Equal bytes may belong to several results, of several rounds or slots. They are kept until the newest of their tags expires.
+Several results, of different rounds or slots, may have the same bytes. These are kept until the newest of their tags expires.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class PayloadStore:
         self._kept[payload_hash] = (max(known, tag), payload)
 
     def lacking(self, payload_hashes: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Those that are missing."""
+        """Return the hashes whose payloads are missing."""
         return tuple(payload_hash for payload_hash in payload_hashes if payload_hash not in self._kept)
 
     def all(self, payload_hashes: Sequence[bytes]) -> list[bytes]:
-        """The payloads, repeated as often as named. Raises KeyError for a missing one."""
+        """Return the payloads of these hashes; a repeated hash gives a repeated payload. Raises KeyError for a missing one."""
         return [self._kept[payload_hash][1] for payload_hash in payload_hashes]
 
     def expire(self, before: int) -> None:
@@ -42,9 +42,9 @@ class PayloadStore:
 
 
 async def check_own(resources: Resources, step: int, payload: object) -> None:
-    """Check that others can use our result of a step: an unusable one would be trained again and again.
+    """Check that others can use our result of a step. An unusable result would be trained again and again.
 
-    Raises PluginFailed, which ends the client, because the optimizer would repeat the mistake; and RanksLost.
+    Raises PluginFailed, which ends the client because the optimizer would make the same error again; and RanksLost.
     """
     limit = resources.trainer.max_payload_bytes
     cause: Exception | None = None

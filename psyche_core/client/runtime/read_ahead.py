@@ -1,4 +1,4 @@
-"""Reads the samples of shares before the work that trains them, and checks them against the request."""
+"""Reads the samples of a share before it is trained, and checks that they match the request."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Share = tuple[BatchId, ...]
 
 
 class ReadAhead:
-    """One client's reader. explain: one sentence about an unexpected exception."""
+    """Reads ahead for one client. explain: returns one sentence about an unexpected exception."""
 
     def __init__(self, *, explain: Callable[[BaseException], str]) -> None:
         self._explain = explain
         self._readings: dict[Share, _Reading] = {}
 
     async def begin(self, resources: Resources, share: Share, *, sequence_length: int) -> None:
-        """Start to read a share's samples; an error is raised later, by `samples`. sequence_length: the run's."""
+        """Start to read a share's samples. `samples` raises any error later. sequence_length: the run's."""
         if share in self._readings:
             return
 
@@ -40,7 +40,7 @@ class ReadAhead:
             reading.done.set()
 
     async def samples(self, resources: Resources, share: Share, *, sequence_length: int) -> Samples:
-        """A share's samples, already read or read now. Raises DataError (NothingForUs, ProviderFailed) and TimeoutError."""
+        """Return a share's samples, read ahead or read now. Raises DataError (NothingForUs, ProviderFailed), TimeoutError."""
         reading = self._readings.get(share)
         if reading is None:
             return await _read(resources, share, sequence_length=sequence_length)

@@ -1,6 +1,6 @@
 """What a worker needs: trainer and data. The store for models is a `storage.model_stores.interface.CheckpointStore`.
 
-They are protocols, so that tests and embedders can use their own and this module does not need torch.
+Trainer and share are protocols, so that tests and other programs can use their own, and this module does not need torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TrainedShare(Protocol):
 
     @property
     def learning_rate(self) -> float:
-        """Of the schedule at this step."""
+        """The schedule's learning rate at this step."""
 
     @property
     def gradient_norm(self) -> float:
@@ -47,7 +47,7 @@ class TrainedShare(Protocol):
 
     @property
     def compress_seconds(self) -> float:
-        """Wall time of making the result from gradients, a part of `seconds`."""
+        """Wall time of making the result from gradients; included in `seconds`."""
 
 
 class TrainerLike(DescribedModel, Protocol):
@@ -63,34 +63,34 @@ class TrainerLike(DescribedModel, Protocol):
 
     @property
     def parameter_count(self) -> int:
-        """Trainable values."""
+        """Number of trainable values."""
 
     def train(self, step: int, samples: Samples) -> TrainedShare:
         """Train one share at the look-ahead weights."""
 
     def rate_of(self, step: int) -> float:
-        """The learning rate for applying the results of a step now."""
+        """Return the learning rate with which the results of a step are to be applied now."""
 
     def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool, learning_rate: float | None = None) -> None:
-        """Apply a step's accepted payloads to the masters. learning_rate: None for that of `rate_of`."""
+        """Apply a step's accepted payloads to the master weights. learning_rate: None for that of `rate_of`."""
 
     def forget(self) -> None:
-        """Keep the masters and forget everything else, including results not settled yet."""
+        """Keep the master weights and forget everything else, including results that are not settled yet."""
 
     def check(self, payload: bytes) -> None:
-        """Raise PayloadRejected for an invalid payload; may run concurrently with the other methods."""
+        """Raise PayloadRejected for an invalid payload. May run concurrently with the other methods."""
 
     def positions(self, payload: bytes) -> Any | None:
         """See Trainer.positions."""
 
     def evaluate(self, samples: Samples) -> float:
-        """Mean loss at the masters, in nats per token."""
+        """Return the mean loss at the master weights, in nats per token."""
 
     def save(self, directory: Path) -> None:
         """Write a checkpoint."""
 
     def save_private(self, path: Path) -> None:
-        """Write our optimizer's private state, for our own next start."""
+        """Write our optimizer's private state, which only our own next start uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class ResourcesRequest:
     """What to build resources for.
 
     state: of the run. fresh: use the model that the run's checkpoint names, even if we saved one ourselves. folder: the model's
-    description from other members, without weights; None to find the model on this machine or where the run says.
+    description from other members, without weights; None to find the model on this machine or where the run's configuration says.
     """
 
     state: CoordinatorState
@@ -108,14 +108,14 @@ class ResourcesRequest:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What is needed to work on a run. checkpoints: folder for checkpoints; None saves nothing.
+    """What is needed to work on a run.
 
-    step: the last one whose results are in the trainer's masters; None for the model the run's checkpoint names. stored_step:
-    the step that this model claims. journal: of the rounds since the last checkpoint; None keeps none. published: folder for
-    copies of finished journals; None publishes none. held: steps and full
-    digests of the signed epoch ends in `checkpoints`, if the masters are not up to date. optimizer_name, data_name: names of
-    their plugins in messages. training_delay: seconds to wait after each computed step, for tests. observer: watches
-    the trainer's steps.
+    checkpoints: folder for checkpoints; None saves nothing. step: the last step whose results are in the trainer's master
+    weights; None for the model that the run's checkpoint names. stored_step: the step that this model says it has. journal: of
+    the rounds since the last checkpoint; None keeps none. published: folder for copies of finished journals; None publishes none.
+    held: steps and full digests of the signed epoch ends in `checkpoints`, if the master weights are not up to date.
+    optimizer_name, data_name: names of their plugins in messages. training_delay: seconds to wait after each computed step, for
+    tests. observer: records the trainer's steps.
     """
 
     trainer: TrainerLike

@@ -1,8 +1,9 @@
-"""From our disk to the newest masters that the run still knows: checkpoint, journal, and what the coordinator's state adds.
+"""Restores the newest master weights that the run still accepts, from our disk: checkpoint, journal, and the coordinator's state.
 
-The journal's rounds are applied again on top of the checkpoint, then those that the state says were accepted while we were
-ending. They are applied up to the coordinator's step and never beyond, since it may have been restored from an older state. A
-journal of a history that the run has left is used up to a step that members signed. Blocking: call it in a worker thread.
+The journal's rounds are applied again on top of the checkpoint, then the rounds that were accepted, according to the state, while
+we were ending. They are applied up to the coordinator's step and never beyond it, because the coordinator may have been restored
+from an older state. A journal of a history that the run has left is used up to a step that members signed. Blocking: call it in a
+worker thread.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ _FLOAT32 = 4
 
 
 class ReplayFailed(ModelError):
-    """The masters match no step any more: build the model again, without the journal."""
+    """The master weights match no step any more: build the model again, without the journal."""
 
 
 @dataclass(slots=True)
 class Restorer:
     """One client's checkpoints and journal. folder: of both. journal_size: limit in bytes, None for one that fits the model.
 
-    member: our public key, to recognize another member's folder; None skips that check. lasting: whether the next start has the
-    same key. ahead: says so if the coordinator continues from an older state than our disk's.
+    member: our public key, to notice another member's folder; None skips that check. lasting: whether the next start has the same
+    key. ahead: reports a coordinator that continues from a state older than our disk.
     """
 
     folder: Path
@@ -81,7 +82,7 @@ class Restorer:
         self.journal = self._lock = self._found = None
 
     def lock_folder(self, run_id: str) -> None:
-        """Lock the folder for this process before we join; once is enough. Raises ConfigError."""
+        """Lock the folder for this process before we join; further calls do nothing. Raises ConfigError."""
         if self._lock is None and self.journal is None:
             self._lock = lock_journal(self.folder, run_id)
             remove_leftovers(self.folder, run_id)
@@ -101,15 +102,15 @@ class Restorer:
             note_member(self.folder, run_id, ours)
 
     def restore(self, trainer: Trainer, state: CoordinatorState, *, step: int | None, use_journal: bool) -> int | None:
-        """Bring the masters up to date from the journal; returns the last step in them, None where that is unknown.
+        """Bring the master weights up to date from the journal. Return the last step in them; None if unknown.
 
-        step: the last one in the trainer's masters now; None for the model the run's checkpoint names. use_journal: False
-        starts a new one. Raises ReplayFailed, ModelError, ConfigError.
+        step: the last one in the trainer's master weights now; None for the model that the run's checkpoint names. use_journal:
+        False starts a new journal. Raises ReplayFailed, ModelError, ConfigError.
         """
         journal = self._open(state)
         journal.set_limit(self.journal_size or default_limit(trainer.parameter_count * _FLOAT32))
         if step is None and state.stored.digest == trainer.full_digest():
-            step = state.stored.step  # the stored model is that of a signed end: our journal may lead on from there
+            step = state.stored.step  # the stored model is the model of a signed end: our journal may continue from there
         at = self._replayed(journal, trainer, state, step=step) if use_journal else None
         if at is not None:
             return at
@@ -120,7 +121,7 @@ class Restorer:
         return step
 
     def _begin(self, journal: Journal, base: int, *, digest: bytes, state: CoordinatorState) -> None:
-        """Start a new journal. One with later rounds, which could not be replayed from this model, is kept under another name."""
+        """Start a new journal. Keep the old one under another name if it has later rounds that do not follow this model."""
         if journal.last_step is not None and journal.last_step > base:
             reason, begins = f"its rounds do not follow the model of step {base}", journal.header
             if begins is not None and begins.base_step > base:
@@ -131,10 +132,10 @@ class Restorer:
         journal.begin(base, digest, state.generation, base_history=history)
 
     def _written(self, journal: Journal, change: Callable[[], object]) -> bool:
-        """Change the journal on the disk; returns whether that succeeded.
+        """Change the journal on the disk; return whether that succeeded.
 
-        If the disk refuses, for instance because it is full, the client continues without a journal until its next checkpoint.
-        The file stays, but without rounds that the run has left: `rewind` cuts them off.
+        If writing fails, for instance because the disk is full, the client continues without a journal until its next checkpoint.
+        The file stays, but without the rounds that the run has left: `rewind` cuts them off.
         """
         try:
             change()
@@ -145,7 +146,7 @@ class Restorer:
         return True
 
     def held(self, state: CoordinatorState) -> tuple[tuple[int, bytes], ...]:
-        """Steps and digests of the signed ends in our folder, or that one of both journals can restore."""
+        """Return steps and digests of the signed ends that are in our folder or that one of our two journals can restore."""
         ends = signed_ends(state)
         found = dict(held(self.folder, state.run_id, ends, report=self.report))
         journal = self.journal
@@ -155,7 +156,7 @@ class Restorer:
         return tuple(sorted(found.items()))
 
     def _reach_of_earlier(self, journal: Journal, state: CoordinatorState) -> range:
-        """Steps that the journal before the present one can restore, if the run goes back to one of them."""
+        """Return the steps that the journal before the present one can restore, if the run goes back to one of them."""
         earlier, present = journal.earlier(), journal.header
         if earlier is None or present is None:
             return range(0)
@@ -170,10 +171,10 @@ class Restorer:
         return range(header.base_step, min(until, header.base_step + len(rounds)) + 1)
 
     def base_of_history(self, state: CoordinatorState) -> tuple[int, bytes] | None:
-        """Step and full digest of the model from which our journal leads into the run's history, None if it leads nowhere.
+        """Return step and full digest of the model from which our journal leads into the run's history; None if it does not.
 
-        A checkpoint of it is useful whatever its generation: a run that went back to a signed end continues from that end, and
-        only our journal may lead there. Call `look_back` before.
+        A checkpoint of that model is useful whatever its generation: a run that went back to a signed end continues from that
+        end, and perhaps only our journal leads there. Call `look_back` before.
         """
         found = self._found
         until = None if found is None else self._until(state, found.header, found.rounds)
@@ -183,21 +184,21 @@ class Restorer:
         return (base, digest) if signed_ends(state).get(base) in (None, digest) else None
 
     def reaches_stored(self, state: CoordinatorState) -> bool:
-        """Whether our journal begins at the run's stored model or passes it, so that loading that model is worthwhile.
+        """Return whether our journal begins at the run's stored model or passes it, so that loading that model is useful.
 
-        Our journal may have begun with an earlier stored model, if the disk had no room for checkpoints since.
+        Our journal may have begun at an earlier stored model, if the disk has had no space for checkpoints since.
         """
         self.look_back(state)
         found = self._found
         return found is not None and found.header.base_step <= state.stored.step <= found.last_step
 
     def look_back(self, state: CoordinatorState) -> None:
-        """Read our journal before a checkpoint is chosen. Call it again for each start. Raises ModelError, ConfigError.
+        """Read our journal, before a checkpoint is chosen. Call it again for each start. Raises ModelError, ConfigError.
 
-        If the run or its coordinator went back to before our last checkpoint, or has decided a round of that checkpoint otherwise
-        since, the journal before it is used. Later checkpoints are set aside, because the run will have another model there. What
-        contradicts the journal before it counts only if that one leads to the present base, and nobody signed this base: members
-        that fetched a model come from another history than their own journal before it.
+        The journal before it is used if the run or its coordinator went back to before our last checkpoint, or has since decided
+        a round of that checkpoint in another way. Later checkpoints are then set aside, because the run will have another model
+        at their steps. A conflict with the earlier journal counts only if that journal leads to the present base and nobody
+        signed this base, because members that fetched a model have a base from another history than their earlier journal.
         """
         journal, due = self._open(state), masters_due(state)
         ends = signed_ends(state)
@@ -226,7 +227,7 @@ class Restorer:
         base, up_to = found.header.base_step, due
         if base <= due and ends.get(base) == found.header.base_digest:
             self._take_back_base(state)
-            return  # whatever the journal before it says, this one begins in the run's history
+            return  # this journal begins in the run's history, whatever the journal before it contains
 
         refused = base > due or base in ends or decided_otherwise(state, found.header, decided)
 
@@ -250,14 +251,14 @@ class Restorer:
         self._take_back_base(state)
 
     def _take_back_base(self, state: CoordinatorState) -> None:
-        """Return the name of the checkpoint from which our journal leads into the run's history."""
+        """Rename back the checkpoint from which our journal leads into the run's history."""
         base_of_history = self.base_of_history(state)
         self._take_back(
             state, lambda manifest: manifest.instance == state.instance.hex() and step_and_digest(manifest) == base_of_history
         )
 
     def _take_back(self, state: CoordinatorState, wanted: Callable[[CheckpointManifest], bool]) -> None:
-        """Return the names of checkpoints that belong to the run after all."""
+        """Rename back checkpoints that were set aside but belong to the run."""
         try:
             for path in take_back(self.folder, state.run_id, wanted=wanted):
                 self.report(f"the checkpoint {path} belongs to the run's history: it was set aside before, and has its name back")
@@ -265,17 +266,17 @@ class Restorer:
             self.report(str(error))
 
     def _until(self, state: CoordinatorState, header: Header, rounds: Sequence[AppliedRound]) -> int | None:
-        """See `last_valid_step`; None also for a base whose last step the run has decided otherwise.
+        """Return `last_valid_step`; also None if the run has decided the last step of the journal's base in another way.
 
-        That base is not always refused as a checkpoint: where no result of a step was accepted, it equals the model before.
+        Such a base is not always refused as a checkpoint: if no result of a step was accepted, it equals the model before.
         """
         refused = decided_otherwise(state, header, decision_at_base(self.folder, state.run_id, header))
         return None if refused else last_valid_step(header, rounds, state)
 
     def _set_aside(self, state: CoordinatorState, *, above: int) -> None:
-        """Rename checkpoints of later steps, which are of a history that the run has left: it will have other models there.
+        """Rename checkpoints of later steps: they belong to a history that the run has left, and the run will have others there.
 
-        Those of ends that members signed stay.
+        Checkpoints of ends that members signed keep their names.
         """
         try:
             for path in set_aside(self.folder, state.run_id, above=above, signed=is_signed(signed_ends(state))):
@@ -331,9 +332,11 @@ class Restorer:
         return self._settled(journal, trainer, state, recovered, at=at) if kept else at
 
     def _reached(self, journal: Journal, trainer: Trainer, step: int, base: int) -> bool:
-        """Whether the journal before this one led from our checkpoint of `step` to this one's base; the masters are that then.
+        """Return whether the earlier journal led from our checkpoint of `step` to this journal's base; the model is then that
+        base.
 
-        The checkpoint of the base may be damaged; the one before it and both journals lead as far. Raises ReplayFailed.
+        This helps if the base's checkpoint is damaged: the checkpoint before it and both journals lead as far. Raises
+        ReplayFailed.
         """
         earlier = journal.earlier()
         if earlier is None:
@@ -364,7 +367,7 @@ class Restorer:
         return True
 
     def _settled(self, journal: Journal, trainer: Trainer, state: CoordinatorState, recovered: Recovered, *, at: int) -> int:
-        """Apply what the state accepted after step `at`, the journal's last one now."""
+        """Apply the steps that the state accepted after step `at`, the last one in the journal now."""
         if recovered.header.generation != state.generation:
             return at
 

@@ -1,12 +1,14 @@
-"""The anyio shell around the client machine: turns I/O into events and actions into I/O, and decides nothing itself.
+"""The anyio part of the client around its machine: it turns I/O into events and actions into I/O, and decides nothing itself.
 
-One queue (`event_queue`) feeds the machine, so one task handles one event at a time; everything that waits runs in tasks of one
+One queue (`event_queue`) feeds the machine, so one task handles one event at a time. Everything that waits runs in tasks of one
 task group.
-Cancelling `run` ends at once. `leave` asks the machine to leave in order: it withdraws, serves its last results for a bounded
-time (`Timeouts.leaving`) and stops; the runtime waits, bounded too, until the coordinator has acknowledged.
 
-When a coordinator does not answer, people are told once, and the runtime waits until the backend says that the coordinator is
-gone for good.
+Cancelling `run` ends the client at once. `leave` asks the machine to leave in order: the machine withdraws, serves its last
+results for a limited time (`Timeouts.leaving`) and stops. The runtime waits, also for a limited time, for the coordinator's
+answer.
+
+When a coordinator does not answer, people are told once, and the runtime waits until the backend reports that the coordinator is
+permanently gone.
 """
 
 from __future__ import annotations
@@ -55,9 +57,9 @@ PartAction = TypeVar("PartAction")
 class ClientRuntime(Actions[Awaitable[None]]):
     """Runs one client over an entered backend and an entered transport.
 
-    worker: does the machine's work, over the same transport. report: where events for people go. downloads_at_once: payloads
-    fetched at the same time. follow: called with each state of the coordinator, for displays; must not block.
-    at_end: awaited once the run is over, while the model is still in memory.
+    worker: does the machine's work, with the same transport. report: takes events for people. downloads_at_once: payloads fetched
+    at the same time. follow: called with each state of the coordinator, for displays; must not block. at_end: awaited once the
+    run is over, while the model is still in memory.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     @property
     def must_restart(self) -> bool:
-        """Whether the client ended to start over from its disk with new connections, because the coordinator lost progress."""
+        """Whether the client ended in order to start again from its disk, because the coordinator lost progress."""
         return self._machine.stopped is not None and self._machine.stopped.again
 
     @property
@@ -140,7 +142,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     @property
     def known_state(self) -> CoordinatorState | None:
-        """The same, None before the first."""
+        """The newest coordinator state, None before the first."""
         return self._machine.state
 
     @property
@@ -158,7 +160,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         """Take part until the run ends or we leave. Raises BackendError, ModelError, DataError when it cannot continue."""
         try:
             stop = await self._take_part()
-        except Exception as error:  # from a plugin called here, or a bug: readers of events are told
+        except Exception as error:  # from a plugin called here, or a bug: report it as an event too
             self._report(telemetry.Ended(self._explain(error), success=False))
             raise
 
@@ -176,7 +178,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         return ended
 
     async def _take_part(self) -> act.Stop | None:
-        """Run until the machine stops us; None when something failed."""
+        """Run until the machine stops us, and return its reason; None if something failed."""
         async with contextlib.aclosing(self._worker):
             stop = await self._follow()
             if stop is not None and self._left and self._machine.masters_are_valid:
@@ -188,7 +190,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         return stop
 
     async def _follow(self) -> act.Stop | None:
-        """Turn events into actions, see `_take_part`."""
+        """Turn events into actions until the machine stops or something fails; see `_take_part`."""
         async with self._queue, anyio.create_task_group() as tasks:
             self._tasks = tasks
             for watch in (self._follow_states, self._messages.run, self._watch_time, self._worker.checkpoints.publish_journals):
@@ -212,13 +214,13 @@ class ClientRuntime(Actions[Awaitable[None]]):
         return self._stopped
 
     async def _serve_on(self) -> None:
-        """Wait while much is fetched from us, for a bounded time, if a member may be getting the run's last model."""
+        """Wait, for a limited time, while peers fetch much from us, if a member may need the run's last model."""
         if self._machine.model_awaited and not self._leave_asked:
             with anyio.move_on_after(self._timeouts.payload):
                 await self._network.wait_until_idle()
 
     def _wake(self) -> None:
-        """Make `run` check again; a full queue keeps it awake anyway."""
+        """Make `run` check its flags again. A full queue makes it check anyway."""
         self._queue.put_or_drop(ev.TimePassed())
 
     def _fail(self, error: PsycheError) -> None:
@@ -255,10 +257,10 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     async def _notify(self, action: act.Notify) -> None:
         event = action.event
-        if isinstance(event, telemetry.Dropped):  # the machine sees that no result came, and not always why
+        if isinstance(event, telemetry.Dropped):  # the machine knows that no result came, but not always why
             event = self._changes.explained(event, training_fails=self._worker.failures.training_fails)
         if isinstance(event, telemetry.WaitsForEpoch) and not self._coordinator.joined:
-            self._waits = event  # until it is true; an earlier life of this client may wait already
+            self._waits = event  # report it after joining; an earlier process of this client may already be a member
         else:
             self._report(event)
 
@@ -273,7 +275,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
             self._tasks.start_soon(self._ask, self._with_scores(action.command))
 
     def _with_scores(self, command: Command) -> Command:
-        """A statement with the scores that were measured since the last one."""
+        """Return a statement with the scores that were measured since the last one."""
         if self._scores is None or not isinstance(command, Witness) or command.metadata is None:
             return command
 
@@ -321,7 +323,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
     # -------------------------------------------------------------------------------------------- I/O that waits, in tasks
 
     async def _connect(self, addresses: Mapping[bytes, bytes]) -> None:
-        """Tell the transport which members there are, us among them once we are one. addresses: of them, by signer."""
+        """Tell the transport which members there are, including us once we are one. addresses: the members', by signer."""
         self._addresses = addresses
         peers = {member.p2p: self._addresses.get(member.signer, b"") for member in self._members}
         await self._transport.set_peers(peers)
@@ -341,10 +343,10 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._report_figures(done)
         await self._queue.put(done)
         if isinstance(done, ev.Applied):
-            await self._worker.compare_results()  # beside what the machine does next
+            await self._worker.compare_results()  # while the machine goes on
 
     def _report_figures(self, done: ev.WorkDone) -> None:
-        """Report what people watch beside the loss."""
+        """Report the figures that people watch in addition to the loss."""
         newest = self._worker.newest_step
         if isinstance(done, ev.Applied):
             self._figures.applied(done.seconds)

@@ -1,4 +1,4 @@
-"""Reads samples from a data provider, and checks that they are those that were asked for: a provider may be anybody's code."""
+"""Reads samples from a data provider and checks that they match the request: a provider may be third-party code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READ_TIMEOUT = 60.0
 
 
 def check_announced(provider: DataProvider, *, sequence_length: int, name: str) -> None:
-    """Check that an entered provider has sequences, and that they are of this run's length. Raises ProviderFailed."""
+    """Check that an entered provider has sequences and that their length is this run's. Raises ProviderFailed."""
     if provider.sequence_length != sequence_length:
         message = (
             f"{name} says that its sequences have {provider.sequence_length!r} tokens, those of this run have {sequence_length}"
@@ -37,7 +37,7 @@ async def read_samples(
     name: str = "the data provider",
     timeout: float = READ_TIMEOUT,
 ) -> Samples:
-    """Read samples and check that they match the request, because a provider may be third-party code.
+    """Read samples and check that they match the request.
 
     sequence_length: tokens of a sample in this run. vocab_size: of the model that is trained; None checks no token ids. name: of
     the provider's plugin in messages. Raises ProviderFailed for a provider that breaks its contract, whatever it raised, the
@@ -62,7 +62,7 @@ async def read_samples(
 
 
 def _what_is_wrong(samples: object, *, count: int, sequence_length: int) -> str | None:
-    """What does not match the request, as the end of a sentence. Lengths in bytes are checked when Samples are made."""
+    """Return what does not match the request, as the end of a sentence; None if all matches. Samples checks its own lengths."""
     if not isinstance(samples, Samples):
         return f"gave a {type(samples).__name__} where Samples are expected"
     if samples.count != count:
@@ -78,8 +78,8 @@ def _what_is_wrong(samples: object, *, count: int, sequence_length: int) -> str 
 
 
 def _what_is_no_token(samples: Samples, vocab_size: int) -> str | None:
-    """Which token id or label is not in the model's vocabulary, as the end of a sentence."""
-    import numpy as np  # not earlier: programs that train nothing need none
+    """Return which token id or label is not in the model's vocabulary, as the end of a sentence; None if all are."""
+    import numpy as np  # imported here: programs that do not train do not need it
 
     tokens = np.frombuffer(samples.tokens, dtype=f"<u{samples.token_size}")
     labels = np.frombuffer(samples.labels or b"", dtype="<i4")

@@ -1,6 +1,6 @@
-"""Follows the states of the coordinator: what each of them means for this machine's network, and for people.
+"""Follows the coordinator's states, and acts on what they mean for this machine's network and for people.
 
-What the protocol makes of a state is decided by the client machine, which `runtime` gives it to. Requests to the coordinator are
+`runtime` passes the states to the client machine, which decides what they mean in the protocol. Requests to the coordinator are
 in `coordinator_requests`.
 """
 
@@ -27,14 +27,13 @@ logger: logging.Logger = logging.getLogger("psyche.client")
 
 
 class StateWatch:
-    """See the module.
+    """Follows the states of one run's coordinator.
 
-    connect: awaited with the members' transport addresses by signer when they have changed. apply_failure: why our own optimizer
-    made our masters unusable, None if they are fine. follow: called with each state, for displays; must not block. explain: one
-    sentence about an unexpected exception.
+    connect: awaited with the members' transport addresses by signer when they have changed. apply_failure: returns why our own
+    optimizer made our master weights unusable, None if they are usable. follow: called with each state, for displays; must not
+    block. explain: returns one sentence about an unexpected exception.
 
-    relays_used: set once the transport was given the run's relays; joining waits for it, so that our first address names our
-    relay.
+    relays_used: set once the transport has the run's relays. Joining waits for it, so that our first address names our relay.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class StateWatch:
         self._loss_reported = False
 
     async def run(self, tasks: TaskGroup) -> None:
-        """Follow until the backend has no more states. Raises BackendError if the run was not finished then, and PluginFailed."""
+        """Follow until the backend has no more states. Raises BackendError if the run was not finished by then; PluginFailed."""
         finished = False
         try:
             while True:
@@ -96,9 +95,9 @@ class StateWatch:
                 raise
 
     def _report_loss(self, state: CoordinatorState) -> None:
-        """Report once that nobody has the model, however long the run waits for its owner.
+        """Report once that no member has the model, however long the run waits for its owner.
 
-        If our own optimizer made our masters unusable, it would do so again: then PluginFailed is raised with that reason.
+        Raises PluginFailed if our own optimizer made our master weights unusable, because it would do so again.
         """
         if state.model_lost and not self._loss_reported:
             self._loss_reported = True
@@ -113,10 +112,10 @@ class StateWatch:
         self._loss_reported = state.model_lost
 
     async def _use_relays(self, relays: tuple[str, ...]) -> None:
-        """Hand the run's relays to the transport."""
+        """Pass the run's relays to the transport."""
         try:
             await self._transport.use_relays(relays)
-        except Exception as error:  # without relays the run goes on with those that we reach directly
+        except Exception as error:  # without relays the run continues with the members that we reach directly
             logger.warning("the run's relays cannot be used: %s", self._explain(error))
         finally:
             self.relays_used.set()

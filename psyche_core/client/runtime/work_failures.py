@@ -1,7 +1,7 @@
-"""Ends a client whose plugin fails in one piece of work after the other: it repeats its mistake, and never takes part again.
+"""Ends a client whose plugin fails in several pieces of work in a row: it would fail again and never take part.
 
-A failure now and then is an event that the client machine answers. What other members or the network cause does not count. Also
-remembers which failures people are told of.
+A single failure is an event that the client machine handles. Failures caused by other members or the network do not count. This
+module also remembers the failures that other parts report to people.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_FAILURES = 5
 
 
 class FailuresInARow:
-    """Counts failures of one kind of work. what: the pieces of work in the message, as in `4 shares`."""
+    """Counts failures of one kind of work. what: names the work in the message, as in `4 shares`."""
 
     def __init__(self, what: str, *, limit: int = MAX_FAILURES) -> None:
         self._what = what
@@ -23,11 +23,11 @@ class FailuresInARow:
         self._count = 0
 
     def succeeded(self) -> None:
-        """Begin to count anew."""
+        """Start to count from zero."""
         self._count = 0
 
     def failed(self, sentence: str, cause: Exception) -> None:
-        """Count a failure. sentence: what failed, with the plugin. Raises PluginFailed when it was the last one allowed."""
+        """Count a failure. sentence: what failed, with the plugin's name. Raises PluginFailed at the last failure allowed."""
         self._count += 1
         if self._count >= self._limit:
             message = (
@@ -52,7 +52,7 @@ class WorkFailures:
         self._steps = FailuresInARow("steps")
 
     def note_success(self, done: WorkDone) -> None:
-        """Count failures in a row anew; masters from others are usable even if our own results could not be applied."""
+        """Restart the count of this kind of work. A model from other members is usable even if our apply had failed."""
         match done:
             case Trained():
                 self._shares.succeeded()
@@ -64,7 +64,7 @@ class WorkFailures:
                 self.apply_failure = None
 
     def note_failure(self, work: act.Work, sentence: str, error: Exception) -> None:
-        """Raises PluginFailed if work of this kind failed too often in a row."""
+        """Count a failure. Raises PluginFailed if work of this kind failed too often in a row."""
         if isinstance(work, act.Train):
             self.training_fails = True
             self._shares.failed(sentence, error)
@@ -74,7 +74,7 @@ class WorkFailures:
 
 
 def not_done(work: act.Work) -> str:
-    """What failed, as the beginning of a sentence."""
+    """Return what was not done, as the beginning of a sentence."""
     match work:
         case act.Load():
             return "the model was not loaded"

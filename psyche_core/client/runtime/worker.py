@@ -1,10 +1,10 @@
-"""The heavy half of a client: model, optimizer, data and payload bytes, in threads so that the event loop never blocks.
+"""The part of the client that computes: model, optimizer, data and payloads, in threads, so that the event loop never blocks.
 
-One trainer thread works at a time (the machine never asks for two pieces of work), payload checks run beside it, and samples of
-the next share are read meanwhile. Model and data are opened before the run is joined, so that a model that does not fit keeps
-nobody waiting. An error of any work but Load becomes an event, unless nothing can go on after it: our own result that nobody
-could use, lost ranks, a plugin that fails again and again, or something that the user has to mend. The worker does one `Work` at
-a time and says what happened; it decides nothing.
+One trainer thread works at a time, because the machine never asks for two pieces of work. Payload checks run beside it, and
+samples of the next share are read meanwhile. Model and data are opened before the client joins the run, so that a model that does
+not fit delays nobody. An error of any work but Load becomes an event, unless the client cannot continue: nobody could use our own
+result, ranks are lost, a plugin fails again and again, or the user has to repair something. The worker does one `Work` at a time
+and reports the result; it decides nothing.
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ from psyche_core.types import BatchId
 logger: logging.Logger = logging.getLogger("psyche.client")
 
 ENDS_THE_CLIENT = (UserError, RanksLost, PluginFailed)
-"""Errors that no other member can help with."""
+"""Errors that end the client: no other member can help."""
 
 
 def describe_exception(error: BaseException) -> str:
-    """One sentence about an exception, for callers without plugins."""
+    """Return one sentence about an exception, for callers without plugins."""
     return error.sentence if isinstance(error, PsycheError) else summary_of(error)
 
 
 class Worker:
     """Does work for the machine.
 
-    build: opens everything for a run, called for each Load, may take long; raises NoModelSource when nothing on this machine
-    says how the run's model is built. store: where models of epoch ends go. exchange, descriptions: transfer models to others.
-    explain: one sentence about an unexpected exception. check: checks everything on this machine but the model before the run
-    is joined; None checks nothing. spare: lends the model to evaluations between two pieces of work.
+    build: opens everything for a run; called for each Load; may take long; raises NoModelSource if nothing on this machine says
+    how the run's model is built. store: where models of epoch ends are stored. exchange, descriptions: transfer models between
+    members. explain: returns one sentence about an unexpected exception. check: checks everything on this machine but the model
+    before the client joins; None checks nothing. spare: lends the model to evaluations between two pieces of work.
 
-    checkpoints: what is saved on this machine; `aclose` publishes what it has not published yet. failures: of our own work.
-    checks: our part in challenges of shares.
+    checkpoints: what is saved on this machine; `aclose` publishes what is not published yet. failures: of our own work. checks:
+    our part in challenges of shares.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Worker:
 
     @property
     def newest_step(self) -> TrainedStep | None:
-        """The step that was trained last, for people; None before the first."""
+        """The step that was trained last, for reports; None before the first."""
         return self._newest
 
     @property
@@ -133,13 +133,13 @@ class Worker:
 
     @property
     def opened(self) -> Resources | None:
-        """The open resources, None before there are any."""
+        """The open resources; None before there are any."""
         return self._resources
 
     async def do(self, work: act.Work) -> ev.WorkDone:
         """Carry out one piece of work.
 
-        Raises PsycheError when the client cannot continue: for Load any error, for other work those in ENDS_THE_CLIENT.
+        Raises PsycheError when the client cannot continue: any error of Load, and for other work the errors in ENDS_THE_CLIENT.
         """
         try:
             async with self._lending.taken_back():
@@ -222,7 +222,7 @@ class Worker:
         self._instance, self._generation = state.instance, state.generation
 
     async def _build_and_fetch(self, work: act.FetchModel) -> ev.ModelReady | ev.ModelFetchFailed:
-        """Build the model from the other members' descriptions, tried in turn, and load their masters."""
+        """Build the model from the other members' descriptions, tried one after the other, and load their master weights."""
         assert work.build is not None
         reason = "no member says how the model is built"
         for blob_hash, size in work.descriptions:
@@ -230,7 +230,7 @@ class Worker:
                 folder = await self._descriptions.fetch(blob_hash, size, sources=work.sources, tag=work.tag)
                 resources = await self._build(ResourcesRequest(work.build, folder=folder))
             except ENDS_THE_CLIENT:
-                raise  # not the description's fault
+                raise  # the description is not the cause
             except Exception as error:  # another member's description may be wrong: try the next
                 logger.debug("a description could not be used", exc_info=error)
                 reason = self.explain(error)
@@ -249,7 +249,7 @@ class Worker:
         return ev.ModelFetchFailed(work.step, f"the model of the run could not be built: {reason}")
 
     async def prefetch(self, share: tuple[BatchId, ...]) -> None:
-        """Read a share's samples ahead of its Train work."""
+        """Read a share's samples before its Train work."""
         if self._resources is not None:
             await self._reading.begin(self._resources, share, sequence_length=self._sequence_length)
 
@@ -257,7 +257,7 @@ class Worker:
         try:
             self._exchange.check_usable()
             samples = await self._reading.samples(self.resources, work.share, sequence_length=self._sequence_length)
-            if work.generation != self._generation:  # results of an abandoned history are never settled
+            if work.generation != self._generation:  # results of a history that the run has left are never settled
                 await anyio.to_thread.run_sync(self.resources.trainer.forget)
                 self.checks.delta_forgotten()
                 self._generation = work.generation
@@ -267,7 +267,7 @@ class Worker:
             if self.resources.training_delay:
                 await anyio.sleep(self.resources.training_delay)
         except RanksLost:
-            raise  # no later step can be trained either
+            raise  # no later step could be trained either
         except (DataError, ModelError, NonFiniteError, TimeoutError) as error:
             reason = f"{not_done(work)}: {str(error) or type(error).__name__}"
             if isinstance(error, ProviderFailed):
@@ -309,9 +309,9 @@ class Worker:
         return await self.checks.recompute(work, samples)
 
     async def receive(self, payload_hash: bytes, payload: bytes, *, tag: int) -> ev.PayloadChecked | ev.PayloadCheckFailed:
-        """Keep a fetched payload if it fits our parameter table; returns whether it does. Raises RanksLost.
+        """Keep a fetched payload if it fits our parameter table; return whether it does. Raises RanksLost.
 
-        If the check raises anything but PayloadRejected, the payload's validity is unknown.
+        If the check raises anything but PayloadRejected, it is unknown whether the payload is valid.
         """
         try:
             await anyio.to_thread.run_sync(self.resources.trainer.check, payload)
@@ -333,7 +333,7 @@ class Worker:
         await self.checkpoints.keep(action, self._payloads)
 
     async def aclose(self) -> None:
-        """Publish what was not published yet, and remove files kept on disk for others. Idempotent."""
+        """Publish what is not published yet, and remove files kept on disk for others. Idempotent."""
         await self._exchange.aclose()
         with anyio.CancelScope(shield=True):
             await self.checkpoints.sync()
@@ -347,7 +347,7 @@ class Worker:
         self.checks.expire(before)
         try:
             await self._exchange.expire(before)
-        except Exception as error:  # files that cannot be removed must not stop us
+        except Exception as error:  # failing to remove files must not end the client
             logger.debug("removing old snapshots failed", exc_info=error)
             self._report(telemetry.Problem("warning", f"old files of the model could not be removed: {self.explain(error)}"))
 
@@ -375,7 +375,7 @@ class Worker:
         return ev.Applied(work.height, perf_counter() - started)
 
     async def compare_results(self) -> None:
-        """Compare the results that were applied last with others, and report it; in a thread."""
+        """Compare the results that were applied last with earlier ones, in a thread, and report it."""
         told = await self._overlaps.compare(self.resources.trainer)
         if told is not None:
             self._report(told)
@@ -387,14 +387,14 @@ class Worker:
             await self._validate(work.step)
         except RanksLost:
             raise
-        except Exception as error:  # only a number to show
+        except Exception as error:  # validation only gives a number for people
             logger.debug("validation failed", exc_info=error)
             self._report(telemetry.Problem("error", f"the model after step {work.step} was not validated: {self.explain(error)}"))
         saved = await self.checkpoints.close_epoch(work, digest)
         return ev.EpochClosed(digest, saved)
 
     async def store(self, action: act.StoreModel) -> ev.ModelStored | ev.StoreFailed:
-        """Put the checkpoint of an epoch's end into our store; a failure is reported in one sentence."""
+        """Put the checkpoint of an epoch's end into our store. A failure is returned as one sentence."""
         checkpoints = self.resources.checkpoints
         if self._model_store is None or checkpoints is None:
             return ev.StoreFailed(action.step, "there is no store for the model, or no folder of checkpoints")

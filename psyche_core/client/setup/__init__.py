@@ -1,3 +1,4 @@
-"""A client put together from settings and plugins, and local training without a run. Everything is checked here before a run
-is joined.
+"""Puts a client together from settings and plugins, and trains locally without a run.
+
+Everything is checked here before the client joins a run.
 """

@@ -1,7 +1,7 @@
 """Put a client together from settings and plugins, and run it.
 
-`resources_builder` opens what it trains with. Everything is chosen by name through the registry that is passed in. Nothing is
-imported that the run does not use. Each module that is called says itself what is wrong with its input.
+`resources_builder` opens what the client trains with. Plugins are chosen by name through the registry that is passed in. Only
+what the run uses is imported. Each module that is called reports itself what is wrong with its input.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from psyche_core.wire.signing import SecretKey
 
 _LEAVING = (signal.SIGINT, signal.SIGTERM)
 Beside = Callable[[ClientRuntime], Coroutine[object, object, None]]
-"""Runs beside a client and is cancelled when that ends; called again when the client starts over. It may ask it to leave."""
+"""Runs beside a client until the client ends, and again when the client starts over. It may ask the client to leave."""
 
 _ANEW_SECONDS = 1.0
-"""Pause before a client starts over, so that a coordinator that goes back and forth does not keep it busy."""
+"""Pause before a client starts over, so that a coordinator whose state often goes back does not keep the client busy."""
 
 
 async def train_client(
@@ -74,11 +74,10 @@ async def train_client(
     """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave in order. A second signal kills the process.
 
     backend_settings, transport_settings: of the chosen backend's and transport's own classes; None for the defaults.
-    stores: opens places of models; None for one that takes plugins' settings from the environment.
-    key: our transport's, instead of the one from settings and backend.
+    stores: opens stores of models by URL; None for one that takes the plugins' settings from the environment.
+    key: our transport's key, instead of the one from settings or backend.
     beside: runs instead of the wait for signals; see Beside. follow: called with each state of the coordinator; must not block.
-    Raises UserError for what the user can fix, BackendError,
-    DataError and ModelError for what stops the client.
+    Raises UserError for what the user can fix, and BackendError, DataError and ModelError for what stops the client.
     """
     backend_kind = await anyio.to_thread.run_sync(lambda: registry.load("backend", settings.backend))
     address = _address_for(backend_kind, settings)
@@ -91,7 +90,7 @@ async def train_client(
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
 
     async def take_part() -> tuple[telemetry.Ended, bool]:
-        """Run the client once; returns how it ended and whether it must start over."""
+        """Run the client once; return how it ended and whether it must start over."""
         async with AsyncExitStack() as stack:
             scratch = await anyio.to_thread.run_sync(_open_scratch, settings.cache_dir)
             stack.callback(scratch.close)
@@ -200,7 +199,7 @@ def _report_leaving(
 
 
 def _check_own(settings: ClientSettings) -> None:
-    """Report problems before joining that would end the client after it. Raises ConfigError, NoSuchDevice."""
+    """Check before joining for problems that would end the client later. Raises ConfigError, NoSuchDevice."""
     if not settings.base.is_dir():
         message = f"--base {settings.base} is no folder; give the one that the run's relative paths start at"
         raise ConfigError(message)
@@ -219,7 +218,7 @@ def _check_own(settings: ClientSettings) -> None:
 
 
 def _address_for(backend: BackendRegistration, settings: ClientSettings) -> str:
-    """The coordinator's address from the user. Raises ConfigError if it is needed and missing, or given and unused."""
+    """Return the coordinator's address from the user. Raises ConfigError if it is needed and missing, or given and unused."""
     if backend.needs_address and settings.server_addr is None:
         message = f"--server-addr is needed for {backend.name} (or the environment variable PSYCHE_SERVER_ADDR)"
         raise ConfigError(message)
@@ -231,7 +230,9 @@ def _address_for(backend: BackendRegistration, settings: ClientSettings) -> str:
 
 
 def _transport_key(backend: BackendRegistration, settings: ClientSettings, backend_settings: BaseModel | None) -> SecretKey:
-    """Our transport's key: from file or environment, else from the backend's settings, else a new one. Raises IdentityError."""
+    """Return our transport's key: from a file or the environment, from the backend's settings, or a new one. Raises
+    IdentityError.
+    """
     raw = settings.raw_identity_secret_key
     if raw is not None:
         if settings.identity_secret_key_path is not None:
@@ -247,7 +248,7 @@ def _transport_key(backend: BackendRegistration, settings: ClientSettings, backe
 
 
 def open_restorer(settings: ClientSettings, report: EventBus, *, member: bytes, lasting: bool) -> Restorer | None:
-    """Checkpoints and journal of this client, if it keeps any; the caller closes it. member, lasting: see Restorer."""
+    """Open this client's checkpoints and journal; None if it keeps none. The caller closes it. member, lasting: see Restorer."""
     if settings.checkpoint_dir is None:
         return None
 
@@ -258,12 +259,12 @@ def open_restorer(settings: ClientSettings, report: EventBus, *, member: bytes, 
 
 
 def _from_worker_thread(backend: TellsLater) -> Callable[[KnownPosition], None]:
-    """Its `tell_later` for the thread that reads our disk."""
+    """Return the backend's `tell_later`, callable from the worker thread that reads our disk."""
     return lambda known: anyio.from_thread.run_sync(backend.tell_later, known)
 
 
 def _open_scratch(folder: Path | None) -> Scratch:
-    """The scratch files of this client. A named folder must be usable; otherwise a private one may replace the system's."""
+    """Open the client's scratch folder. A named folder must be usable; the default one may be replaced by a private one."""
     if folder is not None:
         return Scratch(folder)
 
@@ -274,9 +275,10 @@ def _open_scratch(folder: Path | None) -> Scratch:
 
 
 async def _leave_on_signal(runtime: ClientRuntime, told: Callable[[signal.Signals], None]) -> None:
-    """Leave in order at the first SIGINT or SIGTERM; `told` is called once a second one would kill the process.
+    """Leave in order at the first SIGINT or SIGTERM. Call `told` as soon as a second one would kill the process.
 
-    The second signal ends the process at once through the system: a KeyboardInterrupt would wait for the training thread.
+    The second signal ends the process at once through the operating system: a KeyboardInterrupt would wait for the training
+    thread.
     """
     with contextlib.suppress(NotImplementedError), anyio.open_signal_receiver(*_LEAVING) as signals:  # not on Windows
         async for received in signals:

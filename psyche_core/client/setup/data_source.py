@@ -1,4 +1,4 @@
-"""Makes a run's data provider by name, and reads the first samples of held-out data and of datasets given as objects."""
+"""Opens a run's data provider by name, and reads the first samples of held-out data and of datasets given as objects."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from psyche_core.types import BatchId
 from psyche_core.wire.signing import SecretKey
 
 LOOKED_AT = 8
-"""Items of a dataset given as an object that are looked at before the run is joined; reading them may take time."""
+"""How many items of a dataset object are checked before the client joins; reading them may take time."""
 
 
 async def data_source(
     registry: PluginRegistry, choice: Choice, *, sequence_length: int, key: SecretKey, base: Path, cache: Path
 ) -> AbstractAsyncContextManager[DataProvider]:
-    """The provider that a `data_location` names, to be entered.
+    """Return the provider that a `data_location` names; the caller enters it.
 
     sequence_length: tokens of a sample. base: folder that relative locations start from. cache: for what can be fetched again.
-    Raises PluginError for an unknown name, ConfigError for settings that its plugin rejects.
+    Raises PluginError for an unknown name, ConfigError for settings that the plugin rejects.
     """
 
     def create(choice: Choice, *, others: bool) -> DataProvider:
@@ -48,12 +48,12 @@ async def data_source(
 
 
 def held_out_place(path: Path, token_size: str) -> Choice:
-    """Held-out token files on this machine as a data location."""
+    """Return the data location of held-out token files on this machine."""
     return Choice("Local", {"location": str(path.absolute()), "token_size": token_size})
 
 
 async def first_samples(provider: DataProvider, count: int, *, sequence_length: int, name: str = "the data provider") -> Samples:
-    """The first `count` samples, or all if there are fewer; see `read_samples`. Raises ConfigError if there is none."""
+    """Return the first `count` samples, or all if there are fewer; see `read_samples`. Raises ConfigError if there is none."""
     if provider.num_sequences == 0:
         message = "the validation data holds no whole sequence; add text, or choose a smaller max_seq_len"
         raise ConfigError(message)
@@ -64,7 +64,7 @@ async def first_samples(provider: DataProvider, count: int, *, sequence_length: 
 
 
 async def first_items(provider: DataProvider, *, sequence_length: int, name: str) -> Samples | None:
-    """The first items of a dataset given as an object, None for any other provider. Raises DataError for one of no use."""
+    """Return the first items of a dataset object, None for any other provider. Raises DataError if they cannot be used."""
     if not isinstance(provider, SequenceData):
         return None
     return await first_samples(provider, LOOKED_AT, sequence_length=sequence_length, name=name)

@@ -1,4 +1,4 @@
-"""Evaluations and prompts of a client while it trains, from its settings: see `psyche_core.evaluation.in_run`."""
+"""Evaluations and prompts of a client while it trains, made from its settings: see `psyche_core.evaluation.in_run`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 
 LAST_PROMPTS_SECONDS = 30.0
-"""Longest wait at a run's end for what its last model writes."""
+"""Longest wait at a run's end for the last model's answers to the prompts."""
 
 
 class Evaluations:
-    """What the client's runtime needs of its evaluations. resources: returns the open resources, None before there are any."""
+    """A client's evaluations. resources: returns the open resources, None before there are any."""
 
     def __init__(self, settings: ClientSettings, resources: Callable[[], Resources | None], report: EventBus) -> None:
         self._resources = resources
@@ -38,7 +38,7 @@ class Evaluations:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Evaluate while inside."""
+        """Evaluate inside the block."""
         async with BlockingPortal() as self._portal:
             self._evaluator.start()
             try:
@@ -79,12 +79,12 @@ class Evaluations:
 
 
 def wanted(settings: ClientSettings) -> bool:
-    """Whether the settings ask for any evaluation."""
+    """Return whether the settings ask for any evaluation."""
     return bool(settings.eval_tasks) or settings.prompt_task
 
 
 def plan_of(settings: ClientSettings) -> Plan:
-    """The plan of a client's settings."""
+    """Return the evaluation plan of a client's settings."""
     names = tuple(name.strip() for name in (settings.eval_tasks or "").split(",") if name.strip())
     return Plan(
         tasks=names,

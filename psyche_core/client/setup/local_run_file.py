@@ -1,6 +1,6 @@
-"""The run that `psyche train-local` trains: a run file, or one made from the options of somebody who builds a model.
+"""The run that `psyche train-local` trains: a run file, or a run made from options.
 
-The second needs only a model and tokens. The rest has defaults that are usual for a small model; a run file says more.
+Options need only a model and tokens. Everything else has defaults that are usual for a small model; a run file can set more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TOTAL_BATCH = 8
 STEPS = 500
 LEARNING_RATE = 4e-4
 OPTIMIZER = "AdamW"
-_LONG = 2**31  # seconds: nothing waits for a clock in a local run
+_LONG = 2**31  # seconds: in a local run nothing waits for a clock
 _DISTRO = {
     "clip_grad_norm": 1.0,
     "compression_decay": 0.999,

@@ -1,6 +1,6 @@
-"""Opens a client's model and optimizer for a run's state: where the weights come from, and what is restored from our disk.
+"""Opens a client's model and optimizer for a run's state: finds the weights, and restores from our disk.
 
-Blocking code for a worker thread. What is opened beside the model (data, held-out data) is in `data_opener`.
+Blocking code for a worker thread. Data and held-out data are opened in `resources_builder`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 
 def cache_folder(settings: ClientSettings) -> Path:
-    """The folder for what can be fetched again."""
+    """Return the folder for files that can be fetched again."""
     return settings.cache_dir or default_folder()
 
 
 class ModelOpener:
-    """Opens the model of one client, again and again; only the newest one is in memory.
+    """Opens the model of one client, any number of times; only the newest one is in memory.
 
-    latest: gives the newest state, for the epoch's cold start whenever a learning rate is needed. restorer: of the client's
-    checkpoints and journal; None: the client keeps neither. stores: opens places of models. All methods but `aclose` run in a
-    worker thread.
+    latest: returns the newest state, needed for the epoch's cold start whenever a learning rate is computed. restorer: the
+    client's checkpoints and journal; None: the client keeps neither. stores: opens stores of models. All methods but `aclose` run
+    in a worker thread.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class ModelOpener:
             await anyio.to_thread.run_sync(self._close_newest)
 
     def check(self, state: CoordinatorState) -> None:
-        """Look for problems of this machine without opening the model. Raises PluginError, NoSuchDevice, ConfigError."""
+        """Check this machine for problems without opening the model. Raises PluginError, NoSuchDevice, ConfigError."""
         self._expect_plugins(state.model.LLM)
         expect_device(self._settings)
         if self._restorer is not None:
             self._restorer.lock_folder(state.run_id)
 
     def open(self, request: ResourcesRequest, *, use_journal: bool = True) -> tuple[Trainer, Origin]:
-        """The trainer, and where its masters come from. use_journal: False after a journal could not be replayed.
+        """Return the trainer and where its master weights come from. use_journal: False after a journal could not be replayed.
 
         Raises UserError, ModelError and PluginError for what prevents it.
         """
@@ -116,7 +116,7 @@ class ModelOpener:
         return trainer, replace(origin, step=step)
 
     def _build(self, state: CoordinatorState, folder: Path) -> Trainer:
-        """The trainer with the weights in a folder, in the place of the one before."""
+        """Build the trainer with the weights in a folder, after closing the one before."""
         import torch  # slow import: in the worker thread, not at program start
 
         from psyche_core.training.build import Compute, build_trainer
@@ -142,7 +142,7 @@ class ModelOpener:
             cold_start_bounds=lambda: cold_start_bounds(self._latest()),
             checked=state.config.verification_percent > 0,
         )
-        if self._micro_batch_size == "auto":  # found once: when the model is rebuilt, the old one still uses memory
+        if self._micro_batch_size == "auto":  # searched once: when the model is rebuilt, the old one still uses memory
             self._micro_batch_size = trainer.micro_batch_size
             self._report_from_thread(telemetry.MicroBatchFound(trainer.micro_batch_size))
         return trainer
@@ -154,7 +154,7 @@ class ModelOpener:
             former.close()
 
     def _find_model(self, request: ResourcesRequest) -> Origin:
-        """Where the weights are: a folder that another member's model was written to, our disk, or what the run names."""
+        """Return where the weights are: another member's model in a folder, our disk, or the place that the run names."""
         if request.folder is not None:
             return Origin(request.folder)
 
@@ -173,7 +173,7 @@ class ModelOpener:
             return self._find_origin(replace(request, state=state))
 
     def _find_origin(self, request: ResourcesRequest, *, source: Path | None = None) -> Origin:
-        """source: folder to use instead of the run's checkpoint, for a model that brings its own first weights."""
+        """Find the weights. source: a folder to use instead of the run's checkpoint, for a model with its own first weights."""
         from psyche_core.training.checkpoints.initial_model import FROM_MEMBERS, find_origin
 
         checkpoint = request.state.model.LLM.checkpoint
@@ -207,7 +207,7 @@ class ModelOpener:
             self._registry.load(kind, name)
 
     def _report_resumed(self, state: CoordinatorState, *, checkpoint: int | None, step: int | None) -> None:
-        """Report the same resumption only once; a new run has nothing to resume from."""
+        """Report from where we resume, the same only once. A new run has nothing to resume from."""
         due = masters_due(state)
         found = telemetry.Resumed(str(self._settings.checkpoint_dir), checkpoint, step, due)
         if due > 0 and found != self._resumed:

@@ -1,6 +1,6 @@
-"""The store for models that a client's options name: `--model-store`, `--hub-repo` or `--gcs-bucket`.
+"""Opens the store for models that a client's options name: `--model-store`, `--hub-repo` or `--gcs-bucket`.
 
-The stores themselves are in `storage.model_stores`, which knows no options and no plugins.
+The stores themselves are in `storage.model_stores`, which knows neither options nor plugins.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from psyche_core.storage.model_stores.url import is_hub_name, parse_model_url
 
 
 def open_store(settings: ClientSettings, registry: PluginRegistry, stores: StoreOpener) -> CheckpointStore | None:
-    """The user's store, used when it is our turn after an epoch; None without one.
+    """Return the user's store, in which we store a model when it is our turn after an epoch; None without one.
 
-    Blocks: it may import a plugin. Raises ConfigError, and for a plugin's URL PluginError and what its `check` and `create` do.
+    Blocks, because it may import a plugin. Raises ConfigError; for a plugin's URL also PluginError and what its `check` and
+    `create` raise.
     """
     places = [place for place in (settings.model_store, settings.hub_repo, settings.gcs_bucket) if place is not None]
     if not places:
@@ -54,7 +55,7 @@ def open_store(settings: ClientSettings, registry: PluginRegistry, stores: Store
 
 
 def _hub_or_folder(place: str, settings: ClientSettings, *, keep: RetentionPolicy) -> CheckpointStore:
-    """`--hub-repo` may name a folder that is there, as a run configuration's `repo_id` may."""
+    """Return a store for `--hub-repo`, which may name an existing folder, as a run configuration's `repo_id` may."""
     if (settings.base / place).is_dir():
         return FolderStore(place, base=settings.base, keep=keep)
     if not is_hub_name(place):

@@ -1,7 +1,6 @@
-"""What the options say about dividing the model among processes, in the terms of `psyche_core.models.sharding`.
+"""Turns options about dividing the model among processes into a `Parallelism` of `psyche_core.models.sharding`.
 
-One process needs none of it, so nothing is asked for then. Incomplete options for several machines are refused before anything is
-loaded.
+With one process none of these options is needed. Incomplete options for several machines are refused before anything is loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from psyche_core.training.micro_batch import NO_AUTO
 
 
 def parallelism_of(settings: ClientSettings | TrainLocalSettings) -> Parallelism | None:
-    """None for one process. Raises ConfigError."""
+    """Return how the model is divided; None for one process. Raises ConfigError."""
     ranks = settings.data_parallelism * settings.tensor_parallelism
     elsewhere = settings.sidecar_local_ranks is not None and settings.sidecar_local_ranks < ranks
     if settings.sidecar_local_ranks is not None and settings.sidecar_local_ranks > ranks:

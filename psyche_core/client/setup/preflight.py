@@ -1,4 +1,4 @@
-"""Check what a program's options name on this machine, before anything is connected to or built."""
+"""Checks what a program's options name on this machine, before anything is connected or built."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def expect_publishing(settings: ClientSettings) -> None:
     if folder is None:
         return
 
-    if sys.platform == "win32":  # a file that is being copied cannot be replaced there
+    if sys.platform == "win32":  # Windows cannot replace a file that is being copied
         message = "--publish-journal does not work on Windows; leave it out"
         raise ConfigError(message)
     if settings.checkpoint_dir is None:

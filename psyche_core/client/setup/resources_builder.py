@@ -1,6 +1,6 @@
 """Opens what a client trains with, for a run's state: model and optimizer, data, held-out data.
 
-The model is opened by `model_opener`. Data is opened once and used again when the model is opened anew.
+`model_opener` opens the model. Data is opened once and used again when the model is opened again.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 class ResourcesBuilder:
     """Opens the resources of one client. Calling it opens all of them for a state; `check` opens all but the model.
 
-    key: our transport's, with which a run's data server is asked. stack: closes what is opened here. latest: gives the newest
-    state, for the epoch's cold start whenever a learning rate is needed. restorer: of the client's checkpoints and journal, which
-    the caller closes; None: the client keeps neither. stores: opens places of models. Raises ConfigError for settings that
+    key: our transport's; a run's data server is asked with it. stack: closes what is opened here. latest: returns the newest
+    state, needed for the epoch's cold start whenever a learning rate is computed. restorer: the client's checkpoints and journal,
+    which the caller closes; None: the client keeps neither. stores: opens stores of models. Raises ConfigError for settings that
     contradict each other.
     """
 
@@ -81,14 +81,14 @@ class ResourcesBuilder:
             stack.push_async_callback(self._close_files, self._files)
 
     async def check(self, state: CoordinatorState) -> None:
-        """Check this machine and the run's data before a client joins a run with this state. Raises as opening them does."""
+        """Check this machine and the data before the client joins a run with this state. Raises the errors of opening them."""
         llm = state.model.LLM
         await anyio.to_thread.run_sync(self._model.check, state)
         await self._look_at_items(await self._provider(llm.data_location, llm), llm)
         await self._held_out(llm)
 
     async def __call__(self, request: ResourcesRequest) -> Resources:
-        """Open all of it. Raises UserError, ModelError, DataError and PluginError for what prevents it."""
+        """Open everything. Raises UserError, ModelError, DataError and PluginError for what prevents it."""
         llm = request.state.model.LLM
         trainer, origin = await anyio.to_thread.run_sync(self._model.open, request)
         data = await self._provider(llm.data_location, llm)
@@ -121,7 +121,7 @@ class ResourcesBuilder:
         files.tell()
 
     async def _provider(self, choice: Choice, llm: LLMConfig) -> DataProvider:
-        """The provider of a data location, entered. Opened once, even if the model is opened again."""
+        """Return the entered provider of a data location. It is opened once, even if the model is opened again."""
         known = self._opened.get((choice, llm.max_seq_len))
         if known is None:
             source = await data_source(
@@ -137,7 +137,7 @@ class ResourcesBuilder:
         return known
 
     async def _held_out(self, llm: LLMConfig) -> Samples | None:
-        """The samples of --validation-data, read once."""
+        """Return the samples of --validation-data, read once."""
         settings = self._settings
         if self._validation is None and settings.validation_data is not None:
             source = await self._provider(held_out_place(settings.validation_data, settings.validation_token_size), llm)
@@ -145,16 +145,16 @@ class ResourcesBuilder:
         return self._validation
 
     async def _look_at_items(self, data: DataProvider, llm: LLMConfig) -> Samples | None:
-        """The first items of a dataset given as an object, read once: what is wrong with them is told before a round waits."""
+        """Return the first items of a dataset object, read once, so that errors in them are found before a round waits."""
         if self._first_items is None:
             name = self._registry.label("data", llm.data_location.name)
             self._first_items = await first_items(data, sequence_length=llm.max_seq_len, name=name)
         return self._first_items
 
     async def _held_ends(self, state: CoordinatorState, step: int | None) -> tuple[tuple[int, bytes], ...]:
-        """Signed ends on our disk.
+        """Return the signed ends on our disk.
 
-        Searched only if the masters are not up to date or nobody signed them, because that reads whole checkpoints.
+        They are searched for only if the master weights are not up to date or nobody signed them: it reads whole checkpoints.
         """
         due = masters_due(state)
         signed = any(end.step == due for end in state.ends)
@@ -164,7 +164,7 @@ class ResourcesBuilder:
         return await anyio.to_thread.run_sync(self._restorer.held, state)
 
     def _keeper(self, run_id: str) -> Callable[[Path], None]:
-        """What deletes the oldest checkpoints after a new one."""
+        """Return a function that deletes the oldest checkpoints after a new one."""
         keep_steps = self._settings.keep_steps
 
         def keep(directory: Path) -> None:

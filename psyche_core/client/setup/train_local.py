@@ -1,7 +1,7 @@
 """Training in one process on this machine's data: the run file's model, optimizer and rates, without coordinator and network.
 
-Batch sizes and the order of samples are those of a coordinator. Several members take turns, each with an optimizer of its own, so
-that one can see on one machine what more members do to the loss. Data that only a run's server can give is refused.
+Batch sizes and the order of samples are those of a coordinator. Several members take turns, each with its own optimizer, to show
+on one machine how the number of members changes the loss. Data that only a run's server can give is refused.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _trainers(
 
 
 def rounds(run: RunFile, steps: int, members: int) -> Iterator[tuple[int, list[BatchId]]]:
-    """Each step's number and the members' samples. Raises ConfigError if a round has fewer samples than members."""
+    """Yield each step's number and the members' samples. Raises ConfigError if a round has fewer samples than members."""
     config, index = run.config, 0
     for step in range(1, steps + 1):
         count = batch_size(

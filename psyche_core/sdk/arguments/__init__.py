@@ -1,5 +1,5 @@
-"""What a program gives to `Client` and `Coordinator`, checked before anything is begun and made into what the core works with.
+"""Checks what a program gives to `Client` and `Coordinator` before anything starts, and converts it to what the core uses.
 
-`checks` are of plain values, `objects` and `held_out` make registrations of plugins, `settings` the client's settings, and
-`callbacks` keeps a program's functions from disturbing the training.
+`checks` checks plain values, `objects` and `held_out` make registrations of plugins, `settings` makes the client's settings, and
+`callbacks` isolates training from a program's functions.
 """

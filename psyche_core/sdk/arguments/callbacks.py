@@ -1,6 +1,6 @@
-"""A program's callbacks, checked before use and isolated from training; problems as records of the logger "psyche.sdk".
+"""A program's callbacks: checked before use and isolated from training. Problems are records of the logger "psyche.sdk".
 
-Also names the code that is to blame for the end of a client (`cause`).
+`cause` also names the code that caused the end of a client.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def isolated(callback: Callback, *, report: Callback) -> Callback:
 
 
 def log_problem(event: telemetry.Event) -> None:
-    """Log a problem, for programs that read no events. Logging writes warnings and errors to standard error by default."""
+    """Log a problem, for programs that do not read events. Logging writes warnings and errors to standard error by default."""
     match event:
         case telemetry.Problem(level="error") | telemetry.Ended(success=False):
             logger.error("%s", event.message if isinstance(event, telemetry.Problem) else event.reason)
@@ -78,7 +78,7 @@ def log_problem(event: telemetry.Event) -> None:
 
 
 def cause(error: BaseException, places: Any) -> BaseException:
-    """The exception that ended a client. If it came from code that is not ours, it names that code.
+    """Return the exception that ended a client. If code that is not ours raised it, its message names that code.
 
     places: where plugins are, see `PluginRegistry.places`.
     """
@@ -86,8 +86,8 @@ def cause(error: BaseException, places: Any) -> BaseException:
         return error
     sentence = explain_plugin(error, places)
     if sentence is None and isinstance(error, Exception):
-        return error  # a defect of ours, with its traceback
-    if sentence is None:  # out of a group that somebody made himself
+        return error  # a bug of ours: keep its traceback
+    if sentence is None:  # a BaseException out of an exception group that a program made
         sentence = f"code that was given to the client failed with {summary_of(error)}"
     failure = PluginFailed(sentence)
     failure.__cause__ = error

@@ -1,4 +1,4 @@
-"""Arguments of the SDK that are of the wrong kind, told in one sentence with the argument's name before anything is begun."""
+"""Checks arguments of the SDK before anything starts. The error is one sentence with the argument's name."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def folder_of(name: str, value: object) -> Path | None:
 
 
 def mapping_of(name: str, value: object, *, of: str) -> None:
-    """Raises TypeError for a value that is neither None nor a mapping. of: what it maps, for the message."""
+    """Raise TypeError for a value that is neither None nor a mapping. of: what it maps, for the message."""
     if not isinstance(value, Mapping | None):
         message = f"{name}= takes a mapping of {of}, got a {type(value).__name__}"
         raise TypeError(message)
 
 
 def text_of(name: str, value: object, *, example: str) -> None:
-    """Raises TypeError for a value that is not a string."""
+    """Raise TypeError for a value that is not a string."""
     if not isinstance(value, str):
         message = f"{name}= takes a string such as {example!r}, got a {type(value).__name__}"
         raise TypeError(message)
 
 
 def port_of(name: str, value: object) -> None:
-    """Raises TypeError for a value that is not a whole number, ConfigError for a number that is not a port."""
+    """Raise TypeError for a value that is not a whole number, ConfigError for a number that is not a port."""
     if not isinstance(value, int) or isinstance(value, bool):
         message = f"{name}= takes a whole number, got {value!r} ({type(value).__name__})"
         raise TypeError(message)
@@ -87,7 +87,7 @@ def arguments_known(
 
 
 def key_given(name: str, value: object) -> None:
-    """Raise TypeError if an argument is neither a key nor where one is."""
+    """Raise TypeError if an argument is neither a key nor the path of a file with one."""
     if not isinstance(value, SecretKey | Path | str | None):
         message = f"{name}= takes a SecretKey or the path of a file with one, got a {type(value).__name__}"
         raise TypeError(message)

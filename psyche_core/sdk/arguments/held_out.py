@@ -26,7 +26,7 @@ _LOCAL = "Local"
 
 
 def held_out_plugin(value: object, options: Mapping[str, Any]) -> ObjectPlugin | None:
-    """A registration for `eval_data`. Raises TypeError, ConfigError."""
+    """Return a registration for `eval_data`. Raises TypeError, ConfigError."""
     if isinstance(value, str):
         message = f"eval_data= takes objects, got a string; for token files write options={{'validation_data': {value!r}}}"
         raise TypeError(message)
@@ -113,7 +113,7 @@ def registry_with(
     place: Path | None,
     held_out: ObjectPlugin | None,
 ) -> RegistryWithObjects:
-    """The registry of a client that was given objects, and maybe held-out data at a place."""
+    """Return the registry of a client that was given objects, and perhaps held-out data at a path."""
     if place is None:
         return RegistryWithObjects(registry, objects=objects, expected=expected)
     return RegistryWithHeldOut(registry, objects=objects, expected=expected, place=place, held_out=held_out)

@@ -74,7 +74,7 @@ class NoSettings(BaseModel):
 
 
 def as_plugin(kind: str, value: object, *, argument: str | None = None) -> ObjectPlugin | str | None:
-    """A registration for an object, the given name for a string, or None for None. Raises TypeError for any other value.
+    """Return a registration for an object, the given name for a string, or None for None. Raises TypeError for other values.
 
     kind: a plugin kind. argument: name of the argument in the message; `kind` if None.
     """
@@ -89,7 +89,7 @@ def as_plugin(kind: str, value: object, *, argument: str | None = None) -> Objec
 
 
 def with_source(found: ObjectPlugin, folder: Path) -> ObjectPlugin:
-    """The registration of a given module, with `source` set to `folder`; any other registration is returned unchanged.
+    """Return the registration of a given module with `source` set to `folder`; return any other registration unchanged.
 
     folder: empty, except for checkpoints.
     """
@@ -100,7 +100,7 @@ def with_source(found: ObjectPlugin, folder: Path) -> ObjectPlugin:
 
 
 def with_address(found: ObjectPlugin, value: object, address: str) -> ObjectPlugin:
-    """A backend's registration for a client that was also given an address, which is passed to a backend function.
+    """Return a backend's registration for a client that also has an address, which is passed to a backend function.
 
     value: the object from which `found` was made. Raises ConfigError for a Backend object, which has no use for an address.
     """
@@ -114,7 +114,7 @@ def with_address(found: ObjectPlugin, value: object, address: str) -> ObjectPlug
 
 
 def module_factory(found: ObjectPlugin | str | None) -> ModuleFactory | None:
-    """The factory of the torch module in a model's registration; None if the model is not made from a module."""
+    """Return the factory of the torch module in a model's registration; None if the model is not made from a module."""
     if "psyche_core.models.torch_module" not in sys.modules or not isinstance(found, ObjectPlugin):
         return None
 
@@ -125,7 +125,7 @@ def module_factory(found: ObjectPlugin | str | None) -> ModuleFactory | None:
 
 
 def module_of(found: ObjectPlugin | str | None) -> torch.nn.Module | None:
-    """The torch module of a model's registration; None if there is none, or none yet."""
+    """Return the torch module of a model's registration; None if there is none, or none yet."""
     factory = module_factory(found)
     return None if factory is None else factory.module
 

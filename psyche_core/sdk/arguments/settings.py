@@ -1,4 +1,4 @@
-"""A client's and its backend's settings from a program's arguments alone: environment variables and files are not read."""
+"""A client's and its backend's settings, made only from a program's arguments: environment variables and files are not read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EmbeddedSettings(ClientSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments only."""
+        """Read arguments only."""
         return (init_settings,)
 
 
@@ -54,7 +54,7 @@ def embedded_settings(arguments: Mapping[str, Any], options: Mapping[str, Any]) 
 
 
 def backend_settings_of(registry: PluginRegistry, backend: str, options: Mapping[str, Any]) -> BaseModel | None:
-    """The backend's own settings, None if it has none. options: their fields. Raises ConfigError, PluginError."""
+    """Return the backend's own settings, None if it has none. options: their fields. Raises ConfigError, PluginError."""
     cls = registry.load("backend", backend).settings
     if cls is None and options:
         message = f"the backend {backend} has no options, got {', '.join(options)}"
@@ -63,7 +63,7 @@ def backend_settings_of(registry: PluginRegistry, backend: str, options: Mapping
 
 
 def own_key(registry: PluginRegistry, settings: ClientSettings, backend_settings: BaseModel | None) -> SecretKey:
-    """One key for all restarts of a client: made by the backend from its settings, else a new one."""
+    """Return one key for all restarts of a client: made by the backend from its settings, or else a new one."""
     make = registry.load("backend", settings.backend).transport_key
     key: SecretKey = SecretKey.generate() if make is None else make(settings.run_id, backend_settings)
     return key

@@ -1,8 +1,8 @@
-"""Model stores: where a run's models are stored for later members, and how such a place is written.
+"""Model stores: where a run's models are stored for later members, and how their locations are written.
 
-`interface` says what a store does, `stores` has those of the Hub, of buckets and of shared folders, `url` reads `hf://`,
-`gs://`, `s3://` and `file://`. `client.setup.model_store` chooses by a client's options. A new kind of store is a class in
-`stores`, a scheme in `url` and a case there; a plugin adds one that holds files by name, for which `plugins.model_stores` opens
-the URL and `BucketStore` does the rest. Models are read from such places in `training.checkpoints.sources`; the bucket
-itself, by name or URL, is in `storage.object_store`.
+`interface` defines what a store does, `stores` has the stores for the Hub, for buckets and for shared folders, and `url` reads
+`hf://`, `gs://`, `s3://` and `file://`. `client.setup.model_store` chooses a store by a client's options. A new kind of store is
+a class in `stores`, a scheme in `url` and a case in both `url` and `client.setup.model_store`. A plugin only stores files by
+name: `plugins.model_stores` opens its URL and `BucketStore` does the rest. `training.checkpoints.sources` reads models from these
+locations; `storage.object_store` reads and writes a bucket, given by name or URL.
 """

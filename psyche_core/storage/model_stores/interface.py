@@ -1,4 +1,4 @@
-"""What a place for a run's checkpoints must do, how its files are opened, and which of its models are kept."""
+"""What a store for a run's checkpoints must do, how its files are opened, and which models it keeps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from psyche_core.config.run_config import Choice
 from psyche_core.interfaces.store import ModelStore
 
 OpenStore = Callable[[str], ModelStore]
-"""Opens the files of a bucket: its name, or its URL. Raises StoreError for an unusable one, and UserError for a plugin's."""
+"""Opens a bucket, given its name or URL. Raises StoreError for an unusable one, and UserError for a plugin's."""
 
 
 class CheckpointStore(Protocol):
-    """Takes a run's checkpoints, each a whole folder; `stores` has some."""
+    """Stores a run's checkpoints, each as a whole folder; `stores` has implementations."""
 
     async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
-        """Store a checkpoint's whole folder; returns its location as in a run configuration. Raises StoreError."""
+        """Store a checkpoint's whole folder; return its location as in a run configuration. Raises StoreError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Says where the model of a finished run is: the folder of a member's last checkpoint, and the place that the run names."""
+"""Says where the model of a finished run is: the folder of a member's last checkpoint, and the location that the run names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psyche_core.text_safety import printable
 
 
 def place_of(checkpoint: Choice) -> str | None:
-    """Where a run's stored checkpoint is, in one word for people; None if it names no place."""
+    """Return where a run's stored checkpoint is, as one word for people; None if it has no location."""
     settings = checkpoint.settings or {}
     if repository := settings.get("repo_id"):
         revision = settings.get("revision")
@@ -22,7 +22,7 @@ def place_of(checkpoint: Choice) -> str | None:
 
 
 def end_sentence(state: CoordinatorState, *, reason: str, checkpoint: Path | None = None) -> str:
-    """The reason for which a program ends with a finished run, and where the run's model is, as far as that is known.
+    """Return why a program ends with a finished run, and where the run's model is, as far as known.
 
     checkpoint: our own of the last step, None if we have none.
     """

@@ -1,6 +1,6 @@
 """Where a run's models are stored for later members: a Hub repository, a folder that all members can read, or a bucket.
 
-A bucket is one of the clouds', a folder by URL, or a place of a plugin of the kind `store`.
+A bucket is in a cloud, a folder given by URL, or in a store of a plugin of the kind `store`.
 
 A store uploads a complete checkpoint folder and returns the location that the client reports to the coordinator
 (`model.LLM.checkpoint`). Every step has its own place (a commit, a prefix, a folder), so that a reader never sees an unfinished
@@ -115,7 +115,7 @@ class BucketStore:
             if self._keep.delete:
                 try:
                     self._delete_old(store, run_id)
-                except StoreError as error:  # the new model is stored, and that is what counts
+                except StoreError as error:  # not fatal: the new model is stored
                     logger.warning("old models of run %s were not deleted: %s", run_id, error)
         return Choice("Gcs", {"bucket": self._bucket, "prefix": folder})
 

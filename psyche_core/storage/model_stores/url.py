@@ -1,7 +1,7 @@
-"""Where models are stored, written as one URL: `hf://owner/name`, `gs://bucket/prefix`, `s3://bucket/prefix`, `file:///folder`.
+"""Locations of models, each written as one URL: `hf://owner/name`, `gs://bucket/prefix`, `s3://bucket/prefix`, `file:///folder`.
 
-A plugin of the kind `store` adds a scheme: `SCHEME://host/folder`. Only the text is judged here. Who stores is in `stores`, who
-reads in `training.checkpoints.sources`.
+A plugin of the kind `store` adds a scheme: `SCHEME://host/folder`. This module only checks the text. `stores` stores models there
+and `training.checkpoints.sources` reads them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from psyche_core.errors import ConfigError
 
 FORMS = "hf://OWNER/NAME, gs://BUCKET/PREFIX, s3://BUCKET/PREFIX or file:///FOLDER"
 OWN_SCHEMES = ("hf", "gs", "s3", "file")
-"""Schemes that psyche-core has itself, and no plugin may."""
+"""Schemes of psyche-core itself, which a plugin must not use."""
 
 SCHEME = re.compile(r"[a-z][a-z0-9+-]{1,30}")
-"""A URL's scheme, as a plugin of the kind `store` is named."""
+"""The form of a URL's scheme, which is also the name of a plugin of the kind `store`."""
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,221}[a-z0-9]")
 _HUB_URL = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -30,10 +30,10 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.AS
 
 @dataclass(frozen=True, slots=True)
 class ModelUrl:
-    """A place for models. name: the Hub's `owner/name`, a bucket, a folder from the root (`/net/models`), a plugin's whole URL.
+    """The location of a model.
 
-    prefix: folder in a bucket, "" for none. revision: commit, branch or tag of a Hub repository (`hf://owner/name@main`), None
-    for its newest.
+    name: the Hub's `owner/name`, a bucket, a folder from the root (`/net/models`), or a plugin's whole URL. prefix: folder in a
+    bucket, "" for none. revision: commit, branch or tag of a Hub repository (`hf://owner/name@main`), None for its newest.
     """
 
     scheme: str
@@ -43,16 +43,16 @@ class ModelUrl:
 
     @property
     def is_plugins(self) -> bool:
-        """Whether a plugin has the scheme."""
+        """Whether the scheme is a plugin's."""
         return self.scheme not in OWN_SCHEMES
 
     @property
     def bucket(self) -> str:
-        """The bucket as run configurations name it: one of Google's by its name alone, one of S3 and others by URL."""
+        """The bucket as run configurations write it: a bucket of Google's by its name alone, all others by URL."""
         return f"s3://{self.name}" if self.scheme == "s3" else self.name
 
     def checkpoint(self) -> Choice:
-        """The model at exactly this place, as a run configuration names it (`model.LLM.checkpoint`)."""
+        """Return the model at exactly this location, as a run configuration names it (`model.LLM.checkpoint`)."""
         if self.scheme not in ("hf", "file"):
             return Choice("Gcs", {"bucket": self.bucket, **({"prefix": self.prefix} if self.prefix else {})})
 
@@ -60,16 +60,16 @@ class ModelUrl:
 
 
 def scheme_of(place: str) -> str:
-    """The scheme of a bucket or URL as a run configuration names it; empty for a bucket that is a plain name."""
+    """Return the scheme of a bucket or URL in a run configuration; empty for a bucket that is a plain name."""
     scheme, separator, _ = place.partition("://")
     return scheme if separator else ""
 
 
 def parse_model_url(text: str, *, schemes: Collection[str] = ()) -> ModelUrl:
-    """Read a URL. schemes: those of installed plugins. Raises ConfigError, with a sentence that says what was expected."""
+    """Read a URL. schemes: those of installed plugins. Raises ConfigError with a sentence that says what is expected."""
     try:
         parts = urlsplit(text)
-        _ = parts.port  # is looked at now
+        _ = parts.port  # urlsplit checks the port only when it is read
     except ValueError:
         raise _unreadable(text, schemes) from None
 

@@ -54,7 +54,7 @@ def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
 
 
 def _bases(folder: Path, run_id: str) -> dict[int, set[bytes]]:
-    """Full digests (32 bytes), by step, of the models with which this run's journals begin."""
+    """Return full digests (32 bytes), by step, of the models with which this run's journals begin."""
     present = journal_path(folder, run_id)
     found: dict[int, set[bytes]] = {}
     for path in (present, earlier_path(present)):
@@ -127,10 +127,10 @@ def set_aside_sentence(path: Path, *, above: int, instance: bytes) -> str:
 
 
 def take_back(folder: Path, run_id: str, *, wanted: Callable[[CheckpointManifest], bool]) -> list[Path]:
-    """Give checkpoints that were set aside their names back if they belong to the run's history after all.
+    """Restore the names of checkpoints that were set aside but belong to the run's history.
 
-    This happens if the coordinator, or a provider that speaks for it, showed an older state or another run for a while. A
-    checkpoint that has the name now and is not wanted itself is set aside for it. wanted: whether a checkpoint belongs to the
+    This happens if the coordinator, or a provider that answers for it, showed an older state or another run for a while. If
+    another checkpoint has the name now and is not wanted itself, it is set aside. wanted: whether a checkpoint belongs to the
     history. Returns the new paths. Raises ModelError.
     """
     renamed: list[Path] = []
@@ -159,7 +159,7 @@ def _renamed(path: Path, target: Path, problem: str) -> Path:
 
 
 def set_damaged_aside(path: Path) -> Path:
-    """Rename a checkpoint whose files are damaged to `{name}-damaged`: it must not count as one of those that are kept.
+    """Rename a checkpoint whose files are damaged to `{name}-damaged`, so that it does not count as one of those that are kept.
 
     Returns the new path. Raises ModelError.
     """
@@ -176,7 +176,7 @@ def why_unusable(folder: Path, run_id: str, step: int) -> str:
 
 
 def _manifest_in(path: Path) -> CheckpointManifest | None:
-    """The manifest in a folder; None if there is none that can be read."""
+    """Return the manifest in a folder; None if there is none that can be read."""
     try:
         return read_manifest(path)
     except ModelError:
@@ -223,5 +223,5 @@ def save_checkpoint(directory: Path, facts: CheckpointFacts, *, write: Callable[
 
 
 def _names(facts: CheckpointFacts) -> tuple[str | None, str]:
-    """Instance and digest of a model, as its manifest has them."""
+    """Return instance and digest of a model, as its manifest has them."""
     return facts.instance.hex() or None, facts.digest.hex()

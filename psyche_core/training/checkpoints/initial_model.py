@@ -1,13 +1,14 @@
-"""Where a member loads its model from at its start: its own checkpoint, the location in the run configuration, or other members.
+"""Finds the model with which a member starts: its own checkpoint, the location in the run configuration, or other members.
 
-A member's own checkpoint of the run comes first, under two conditions. It must not be newer than the run, which happens if a run
-starts again under the same name. It must belong to the run's present history: to the state's generation, or to an epoch end that
-a quorum signed. Its step tells the client which later steps are missing. If the run's model is a stored one, our own checkpoint
-is used if it is newer, or if the stored one is of a later step than the run, which happens after the run went back. If the
-members hold the model (P2P), a local folder with the name in the configuration is used only for how the model is built, and
-nothing is downloaded, because the members have everything. Once a member has stored the model, the name is that member's, and
-might be that of any folder of ours: then the members are asked, too. A damaged checkpoint of our own is reported, renamed and
-skipped.
+A member's own checkpoint of the run is the first choice, under two conditions. It must not be newer than the run, which happens
+if a run starts again under the same name. It must belong to the run's present history: to the state's generation, or to an epoch
+end that a quorum signed. Its step tells the client which later steps are missing. If the run's model is a stored one, our own
+checkpoint is used if it is newer, or if the stored one is of a later step than the run, which happens after the run went back.
+
+If the members hold the model (P2P), a local folder with the name in the configuration is used only for how the model is built,
+and nothing is downloaded, because the members have everything. Once a member has stored the model, the configuration has the name
+that this member chose, and a folder of ours may have the same name by chance: then the members are asked for the description,
+too. A damaged checkpoint of our own is reported, renamed and skipped.
 """
 
 from __future__ import annotations

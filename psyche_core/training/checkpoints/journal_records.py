@@ -1,4 +1,4 @@
-"""The bytes of a journal of applied rounds; `journal` keeps the file.
+"""The file format of a journal of applied rounds; `journal` reads and writes the file.
 
     file    MAGIC (15 bytes), VERSION (1 byte), then frames
     frame   kind (u8), length of the body (u64), check (8 bytes), body; little-endian
@@ -8,7 +8,7 @@
 The first frame is the header. Bodies of header, results and rounds are canonical CBOR lists in the order of the fields below; the
 body of a payload is the payload itself. Each check also covers all frames before it, so valid frames are always the first frames
 that were written, without gaps. A payload is in a file once, before the first record that contains its SHA-256. A body that is
-too long raises WireError before it is read, and one that breaks these rules before it is used.
+too long raises WireError before it is read; a body that breaks these rules raises WireError before it is used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The `manifest.json` that other Psyche clients write beside a checkpoint in a bucket: which files belong to it. Pure.
+"""Reads the `manifest.json` that other Psyche clients write next to a checkpoint in a bucket: the files that belong to it. Pure.
 
-They overwrite a checkpoint in place and leave files of older ones there, so the list and its sizes say which weights are the
-present ones. It has no hashes. Our own manifest, which has, is `psyche.json` (`manifest`).
+Those clients overwrite a checkpoint in place and leave files of older ones there, so the list with its sizes says which weights
+are the present ones. It has no hashes. Our own manifest, which has hashes, is `psyche.json` (`manifest`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ MAX_LIST_BYTES = 2**20
 
 
 def parse_list(text: bytes, *, start: str) -> Mapping[str, int] | None:
-    """Return the size in bytes of each file of the checkpoint by its name; None if the text is no such list.
+    """Return the size in bytes of each file of the checkpoint by its name; None if the text is not such a list.
 
     text: `{"metadata": {…, "step": …}, "files": [{"filename": …, "generation": …, "size_bytes": …}, …]}`. start: the prefix with
-    its slash, which a name may begin with.
+    its slash, with which a name may begin.
     """
     try:
         entries = json.loads(text)["files"]
@@ -31,5 +31,5 @@ def parse_list(text: bytes, *, start: str) -> Mapping[str, int] | None:
 
 
 def wrong_size(expected: Mapping[str, int], found: Mapping[str, int], names: Collection[str]) -> str | None:
-    """Return the first of the listed names whose file has another size than the list says, None without one."""
+    """Return the first of these names whose file does not have the listed size; None if all have."""
     return next((name for name in sorted(names) if name in expected and found[name] != expected[name]), None)

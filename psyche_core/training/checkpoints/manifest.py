@@ -82,10 +82,10 @@ class FileEntry(_Table):
 
 
 class DecisionEntry(_Table):
-    """What decided the last step: epoch and height of its round. statements: digest of those about it, 64 hex digits.
+    """The decision of the last step: epoch and height of its round. statements: digest of the statements about it, 64 hex digits.
 
-    history: digest of the run's decisions up to this step, 64 hex digits, zero if unknown. Version 6 has none; its slots and void
-    shares are read and not used.
+    history: digest of the run's decisions up to this step, 64 hex digits, zeros if unknown. Version 6 does not have it; the slots
+    and void shares of that version are read but not used.
     """
 
     epoch: Annotated[int, Field(ge=0, lt=2**32)]
@@ -168,7 +168,7 @@ def write_manifest(directory: Path, facts: CheckpointFacts) -> CheckpointManifes
             history=decision.history.hex(),
         )
     manifest = CheckpointManifest(version=version, **told, tensors=tensors, files=files)
-    left_out = {"decision"} if decision is None else None  # programs that know versions up to 5 can read it
+    left_out = {"decision"} if decision is None else None  # so that programs that know versions up to 5 can read it
     (directory / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1, exclude=left_out) + "\n", encoding="utf-8")
     return manifest
 

@@ -48,9 +48,9 @@ def save_with_public_state(directory: Path, state: Mapping[str, torch.Tensor], *
 
 
 def load_public_state(optimizer: Optimizer, folder: Path) -> None:
-    """Load the public state in a model's folder, if the optimizer has any and the folder holds one.
+    """Load the public state in a model's folder, if the optimizer has a public state and the folder contains one.
 
-    Raises ModelError for a file that is missing though listed, damaged, or of another optimizer, model or version.
+    Raises ModelError for a file that is listed but missing, damaged, or of another optimizer, model or version.
     """
     if not optimizer.public_state:
         return
@@ -83,7 +83,7 @@ def load_public_state(optimizer: Optimizer, folder: Path) -> None:
 
 
 def _is_listed(path: Path) -> bool:
-    """Whether the folder's manifest lists the file, which then is as listed, or there is no manifest. Raises ModelError."""
+    """Return whether the manifest lists the file, and verify the file then; True without a manifest. Raises ModelError."""
     manifest = read_manifest(path.parent)
     if manifest is None:
         return True
@@ -119,7 +119,7 @@ class _StateFile(LazyParameters):
         return found
 
     def check(self) -> None:
-        """Raises ModelError for another dtype and for values that are not finite."""
+        """Raise ModelError for another dtype and for values that are not finite."""
         for name, found in self._slices.items():
             dtype = str(found.get_dtype())
             if dtype != "F32":

@@ -17,12 +17,12 @@ def abandoned_name(path: Path) -> Path:
 
 
 def abandoned_of(path: Path) -> list[Path]:
-    """Return the paths that `abandoned_name` gave to what had the name of `path`."""
+    """Return the paths that `abandoned_name` made from `path`."""
     return _named_of(path, ABANDONED)
 
 
 def damaged_of(path: Path) -> list[Path]:
-    """Return the paths that `damaged_name` gave to what had the name of `path`."""
+    """Return the paths that `damaged_name` made from `path`."""
     return _named_of(path, _DAMAGED)
 
 

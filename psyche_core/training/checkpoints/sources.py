@@ -38,10 +38,10 @@ _HUB_EXTRA = "a model on the Hub needs huggingface_hub: pip install 'psyche-core
 
 MAX_WEIGHT_BYTES = 2**40
 MAX_DESCRIPTION_BYTES = 2**30
-"""Longest file of a bucket that is fetched, with weights and without; ours have 5 GB at most."""
+"""Longest file of a bucket that is fetched, of weights and of other files; our own files have at most 5 GB."""
 
 _KEEP_ON = (StoreError, OSError, KeyboardInterrupt, asyncio.CancelledError)
-"""What ends a download that can continue later."""
+"""Exceptions after which a download can be continued later."""
 
 Report = Callable[[str], None]
 """Function that shows a sentence about a long download."""
@@ -165,7 +165,7 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, report: Report)
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """How buckets are opened, what is told of long downloads, and whether to go on with one."""
+    """How buckets are opened, how long downloads are reported, and a function that may end a download."""
 
     open_store: OpenStore
     report: Report
@@ -177,7 +177,7 @@ def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, opened: _Op
     where = f"{bucket}/{prefix}" if prefix else str(bucket)
     try:
         store = opened.open_store(bucket)
-    except (PluginFailed, UserError) as error:  # a plugin that is missing, or its settings are
+    except (PluginFailed, UserError) as error:  # a plugin or its settings are missing
         message = f"the checkpoint in {printable(where)} cannot be opened: {error.sentence}"
         raise (NoSuchModel if isinstance(error, UserError) else ModelError)(message) from error
     except StoreError as error:
@@ -223,8 +223,8 @@ def _not_downloaded(where: str, error: StoreError) -> ModelError:
 def _without_manifest(store: ModelStore, start: str, *, where: str, cache: Path, weights: bool, opened: _Opened) -> Path:
     """Fetch a checkpoint without our manifest, stored by another tool.
 
-    With a list of its files, only these weights are fetched, and their sizes compared. Without one we cannot know whether it has
-    changed, so it is downloaded again each time.
+    If it has a list of its files, only the listed weights are fetched, and their sizes are compared. Without a list we cannot
+    know whether the checkpoint has changed, so it is downloaded again each time.
     """
     names = [name.removeprefix(start) for name in store.names(start)]
     wanted = [name for name in names if "/" not in name and _is_wanted(name, weights=weights)]
@@ -255,7 +255,7 @@ def _without_manifest(store: ModelStore, start: str, *, where: str, cache: Path,
 
 
 def _listed(store: ModelStore, start: str) -> tuple[Mapping[str, int], str]:
-    """The sizes of the listed files, and what distinguishes this list from others; no sizes where the file is no such list."""
+    """Return the sizes of the listed files and a version name for the list; no sizes if the file is not such a list."""
     text = store.get(f"{start}{LIST_FILE}", max_bytes=MAX_LIST_BYTES)
     sizes = None if text is None else parse_list(text, start=start)
     if text is None or sizes is None:

@@ -1,4 +1,4 @@
 """The tabs of a screen. Each shows a `Watched`.
 
-A module NAME_pane for each tab; `pane` is what all have in common, `chart` and `facts` make what several show.
+Each tab has a module NAME_pane. `pane` is their base class; `chart` and `facts` make what several of them show.
 """

@@ -1,4 +1,4 @@
-"""A curve of the loss in the characters of a terminal: braille dots, with the validation losses as marks. Pure."""
+"""The loss curve in characters of a terminal: braille dots, with marks for the validation losses. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Points = Sequence[tuple[int, float]]
 
 
 def loss_chart(curve: Points, marks: Points, *, width: int, height: int) -> Text:
-    """The curve in `height` lines of `width` columns, its axis included.
+    """Return the curve in `height` lines of `width` columns, including its axis.
 
     curve, marks: (step, nats per token), by step; marks are drawn as ◆.
     """
@@ -61,7 +61,7 @@ def loss_chart(curve: Points, marks: Points, *, width: int, height: int) -> Text
 
 
 def _spans(points: Points, first: int, last: int, columns: int) -> list[tuple[int, int, int]]:
-    """(column, top row, bottom row) of what is drawn in each column of dots, so that the curve has no gaps."""
+    """Return (column, top row, bottom row) of the dots in each column, so that the curve has no gaps."""
     by_column: dict[int, list[float]] = {}
     for step, row in points:
         by_column.setdefault((step - first) * (columns - 1) // (last - first), []).append(row)

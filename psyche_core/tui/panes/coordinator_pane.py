@@ -1,4 +1,4 @@
-"""The tab Coordinator: the members of the epoch, their health, who witnesses, and how the votes stand."""
+"""The tab Coordinator: the members of the epoch, their health, the witnesses, and the votes so far."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _HEALTH = {"Healthy": "healthy", "Dropped": "dropped", "Withdrawn": "left", "Eje
 
 
 class CoordinatorPane(Pane):
-    """What the coordinator knows, as the newest state says it."""
+    """Shows the newest state of the coordinator."""
 
     def compose(self) -> ComposeResult:
-        """Phase, votes, and the table of slots."""
+        """Make the phase, the votes, and the table of slots."""
         yield Static(id="coordinator-phase")
         yield Static(id="votes")
         yield Table(id="slots")
 
     def show(self, watched: Watched, now: float) -> None:
-        """Show it."""
+        """Show the present content."""
         state = watched.state
         self.query_one("#coordinator-phase", Static).update(phase_line(watched, now))
         votes = self.query_one("#votes", Static)
@@ -43,7 +43,7 @@ class CoordinatorPane(Pane):
 
 
 def votes_text(state: CoordinatorState) -> Text:
-    """Round, witnesses, statements that are here, and what they accepted so far."""
+    """Return the round, its witnesses, the statements that have arrived, and what they accepted so far."""
     now = state.current_round
     if now is None:
         waiting = len(state.pending)
@@ -67,7 +67,7 @@ def votes_text(state: CoordinatorState) -> Text:
 
 
 def slot_rows(state: CoordinatorState, *, own: str) -> list[Row]:
-    """A row for each slot of the epoch, then one for each member that waits for the next."""
+    """Return a row for each slot of the epoch, then one for each member that waits for the next epoch."""
     now = None if state.run_state is RunState.WaitingForMembers else state.current_round
     before = None if now is None else state.round_at(now.height - 1)
     elected = () if now is None else _witnesses(state, now)
@@ -97,7 +97,7 @@ def slot_rows(state: CoordinatorState, *, own: str) -> list[Row]:
 
 
 def _role(slot: int, now: Round | None, *, elected: tuple[int, ...], trainers: tuple[int, ...]) -> str:
-    """What a slot does in the round: who recomputes another's share gets no samples of its own."""
+    """Return what a slot does in the round. A slot that recomputes another member's share gets no samples of its own."""
     if now is not None and slot in now.recomputing:
         return "verifier"
 

@@ -1,4 +1,4 @@
-"""Sentences and figures of a run, as a screen shows them: phase with its clock, step, speed, rates. Pure."""
+"""Sentences and figures of a run for a screen: phase and its time, step, speed, rates. Pure."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ STATE_STYLES = {
 }
 NAME_CHARACTERS = 64
 RATE_ROWS = 10
-"""Points of the traffic's curve over which a rate is taken."""
+"""Number of points of the traffic curve from which a rate is computed."""
 
 
 def phase_name(watched: Watched) -> str:
-    """The phase's name, safe to show; empty before the first."""
+    """Return the phase's name, safe to show; empty before the first phase."""
     phase = watched.view.phase
     return "" if phase is None else printable(phase.phase, at_most=NAME_CHARACTERS)
 
 
 def phase_clock(watched: Watched, now: float) -> tuple[float, float | None]:
-    """Seconds since the phase began, and how many it lasts at most, None if that is not known or has no limit."""
+    """Return the seconds since the phase began and the most it can last; None if that is unknown or has no limit."""
     since = watched.view.phase_since
     passed = 0.0 if since is None else max(0.0, now - since)
     state = watched.state
@@ -70,7 +70,7 @@ def _longest(state: CoordinatorState) -> float | None:
 
 
 def rate_now(watched: Watched) -> float | None:
-    """The learning rate of the step that is trained, or the newest that a member told; None if neither is known here."""
+    """Return the learning rate of the present step, or the newest that a member reported; None if neither is known."""
     state = watched.state
     if state is None:
         return None if watched.figures is None else watched.figures.learning_rate
@@ -81,13 +81,13 @@ def rate_now(watched: Watched) -> float | None:
 
 
 def steps_text(watched: Watched) -> str:
-    """`140 of 200`."""
+    """Return the newest step and the number of steps, such as `140 of 200`."""
     total = watched.view.total_steps
     return f"{watched.view.last_step} of {total}" if total else str(watched.view.last_step)
 
 
 def remaining(watched: Watched, now: float) -> float | None:
-    """Seconds until the last step at the speed since this screen began to see steps; None if that is not known."""
+    """Return the seconds until the last step, at the speed since this screen began to see steps; None if unknown."""
     curve, total, first = watched.curve, watched.view.total_steps, watched.view.first
     if not total or first is None or len(curve) < 3:
         return None
@@ -100,28 +100,28 @@ def remaining(watched: Watched, now: float) -> float | None:
 
 
 def bar(part: float, width: int) -> Text:
-    """A bar that is filled to a part, 0 to 1; readable without colour."""
+    """Return a bar of which `part` (0 to 1) is filled; readable without colour."""
     filled = round(max(0.0, min(1.0, part)) * width)
     return Text.assemble(("━" * filled, "green"), ("╌" * (width - filled), "dim"))
 
 
 def number(value: float | None, form: str = ".3f") -> str:
-    """A figure, or a dash for one that is not known."""
+    """Return a figure as text, or a dash if it is unknown."""
     return "–" if value is None or not math.isfinite(value) else format(value, form)
 
 
 def rate_text(bytes_per_second: float) -> str:
-    """`1.2 MB/s`."""
+    """Return a rate as text, such as `1.2 MB/s`."""
     return f"{bytes_text(bytes_per_second)}/s"
 
 
 def label(member: MemberView) -> str:
-    """A member's name or the first digits of its id, safe to show."""
+    """Return a member's name, or the first digits of its id, safe to show."""
     return printable(member.name, at_most=NAME_CHARACTERS) or printable(member.id[:8], at_most=8)
 
 
 def traffic_rates(watched: Watched) -> tuple[float | None, float | None]:
-    """Bytes a second out and in, over about the last ten seconds, of all members that are seen here; None if not known."""
+    """Return bytes per second sent and received over about the last ten seconds, for all members seen here; None if unknown."""
     return _slope(watched.view.sent), _slope(watched.view.received)
 
 
@@ -134,10 +134,10 @@ def _slope(series: BucketSeries) -> float | None:
 
 
 def clock(moment: float) -> str:
-    """`HH:MM:SS` of here."""
+    """Return a time as `HH:MM:SS` in the local time zone."""
     return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
 def state_text(state: str) -> Text:
-    """A member's state. Its word says everything; colour only helps."""
+    """Return a member's state as text. The word alone is enough; colour only helps."""
     return Text(printable(state, at_most=NAME_CHARACTERS), style=STATE_STYLES.get(state, ""))

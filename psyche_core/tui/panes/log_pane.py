@@ -16,7 +16,7 @@ _SHOWN = {"info": "all lines", "warning": "warnings and errors", "error": "error
 
 
 class LogPane(Pane):
-    """Lines as the console has them; newest at the bottom. It follows the newest unless somebody scrolled up."""
+    """Log lines, the newest at the bottom. It scrolls to the newest line unless the user scrolled up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,22 +25,22 @@ class LogPane(Pane):
         self._wanted: tuple[str, str] = ("", "info")
 
     def compose(self) -> ComposeResult:
-        """The filter, what is shown, and the lines."""
+        """Make the filter, the level, and the lines."""
         with Horizontal(id="log-tools"):
             yield Input(placeholder="only lines with these words (/)", id="filter", compact=True, select_on_focus=False)
             yield Static(id="log-level")
         yield RichLog(id="lines", max_lines=5000, wrap=True, auto_scroll=True, min_width=20)
 
     def next_level(self) -> None:
-        """Show fewer lines, or all again after the fewest."""
+        """Show fewer lines; after the level with the fewest, show all again."""
         self.level = LEVELS[(LEVELS.index(self.level) + 1) % len(LEVELS)]
 
     def show(self, watched: Watched, now: float) -> None:
-        """Add the newest lines; write all of them again after another filter or level."""
+        """Add the newest lines. Write all lines again after a change of filter or level."""
         del now
         lines = self.query_one("#lines", RichLog)
         if not lines.size.width:
-            return  # not visible yet: it could not break lines
+            return  # not visible yet, so its width for breaking lines is unknown
 
         wanted = (self.query_one("#filter", Input).value.casefold(), self.level)
         if wanted != self._wanted:
@@ -55,12 +55,12 @@ class LogPane(Pane):
 
 
 def matches(line: LogLine, *, words: str, level: str) -> bool:
-    """Whether a line has all the words (in lower case), and at least the level."""
+    """Return whether a line contains all the words (in lower case) and has at least this level."""
     text = f"{line.source} {line.text}".casefold()
     return LEVELS.index(line.level) >= LEVELS.index(level) and all(word in text for word in words.split())
 
 
 def log_text(line: LogLine) -> Text:
-    """A line with its time, who told it, and its level as colour and word."""
+    """Return a line with its time and source, in the colour of its level."""
     source = f"{line.source}: " if line.source else ""
     return Text.assemble((f"{facts.clock(line.time)} ", "dim"), (source, "bold"), (line.text, _STYLES[line.level]))

@@ -1,4 +1,4 @@
-"""The tab Members: all of them at once, a row each."""
+"""The tab Members: one row for each member."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ WIDE = 120
 
 
 class MembersPane(Pane):
-    """Where each member stands, and what it does."""
+    """Shows each member's state and figures."""
 
     def compose(self) -> ComposeResult:
-        """A line of counts, and the table."""
+        """Make a line of counts, and the table."""
         yield Static(id="member-counts")
         yield Table(id="members")
 
@@ -35,7 +35,7 @@ class MembersPane(Pane):
         return self.query_one("#members", Table).cursor_key
 
     def show(self, watched: Watched, now: float) -> None:
-        """Show it."""
+        """Show the present content."""
         wide = self.content_size.width >= WIDE
         self.query_one("#member-counts", Static).update(counts(watched))
         rows: list[Row] = [(member.key, _cells(watched, member, now, wide=wide)) for member in watched.members]
@@ -43,7 +43,7 @@ class MembersPane(Pane):
 
 
 def counts(watched: Watched) -> Text:
-    """How many members are in which state."""
+    """Return how many members are in which state."""
     states: dict[str, int] = {}
     for member in watched.view.roster:
         states[member.state or "expected"] = states.get(member.state or "expected", 0) + 1
@@ -57,7 +57,7 @@ def counts(watched: Watched) -> Text:
 
 
 def name_of(watched: Watched, member: MemberView) -> Text:
-    """What a member is called, with a mark for the one whose screen this is."""
+    """Return a member's name, with a mark for the member whose screen this is."""
     label = facts.label(member)
     return Text(f"{label} (you)", style="bold") if member is watched.me else Text(label)
 
@@ -66,7 +66,7 @@ def _cells(watched: Watched, member: MemberView, now: float, *, wide: bool) -> l
     step = "" if member.step is None else str(member.step)
     loss = "" if member.loss is None else facts.number(member.loss)
     speed = count_text(member.tokens_per_second)
-    heard = member.sent or member.received  # a server hears nothing of its members' traffic
+    heard = member.sent or member.received  # a server does not know its members' traffic
     sent, received = (bytes_text(member.sent), bytes_text(member.received)) if heard else ("", "")
     name, state = name_of(watched, member), facts.state_text(member.state)
     if not wide:

@@ -1,4 +1,4 @@
-"""The tab Network: how each member reaches each other one, round trips, rates, and payloads."""
+"""The tab Network: how each member reaches each other member, round-trip times, rates, and payloads."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _STYLES = {"direct": "green", "relayed": "yellow", "none": "bold red"}
 
 
 class NetworkPane(Pane):
-    """Peers of this member; of several members a row for each pair."""
+    """Shows the peers of this member, or one row for each pair if there are several members."""
 
     def compose(self) -> ComposeResult:
-        """Totals, payloads, and the table of peers."""
+        """Make the totals, the payloads, and the table of peers."""
         yield Static(id="totals")
         yield Table(id="peers")
 
     def show(self, watched: Watched, now: float) -> None:
-        """Show it."""
+        """Show the present content."""
         self.query_one("#totals", Static).update(totals(watched, now))
         several = len(watched.paths) > 1
         columns = (*(("member",) if several else ()), "peer", "path", ">round trip", ">sent", ">received")
@@ -39,7 +39,7 @@ class NetworkPane(Pane):
 
 
 def totals(watched: Watched, now: float) -> Text:
-    """Bytes and payloads in two lines, then how many peers are reached how."""
+    """Return bytes and payloads in two lines, then how many peers are reached in which way."""
     members = list(watched.view.roster)
     sent, received = sum(member.sent for member in members), sum(member.received for member in members)
     text = Text(f"sent {bytes_text(sent)}, received {bytes_text(received)}")

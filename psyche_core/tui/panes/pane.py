@@ -1,4 +1,4 @@
-"""What every tab is: a widget that is told what to show; and tables that keep their place when they are filled again."""
+"""The base class of all tabs, and a table that keeps its cursor and scroll position when it is filled again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Pane(VerticalScroll):
     """A tab's content."""
 
     def show(self, watched: Watched, now: float) -> None:
-        """Show what is known now. now: unix seconds of the run."""
+        """Show the present content. now: unix seconds of the run."""
         raise NotImplementedError
 
 
@@ -64,7 +64,7 @@ class Table(DataTable[Text]):
     def _fit(self, rows: Sequence[Row]) -> None:
         """Make columns as wide as their cells at once.
 
-        The library does so when it is idle. A line that was drawn before stays as it was, with cells cut off, until it changes.
+        textual does so only when it is idle. A row that was drawn before keeps its cut-off cells until it changes.
         """
         for number, column in enumerate(self.ordered_columns):
             cells = [column.label, *(Text.assemble(cells[number]) for _, cells in rows)]

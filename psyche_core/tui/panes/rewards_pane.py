@@ -15,15 +15,15 @@ _COLUMNS = ("member", "state", ">earned", ">slashed", ">paid out", ">accepted ro
 
 
 class RewardsPane(Pane):
-    """Points and payments."""
+    """Shows points and payments."""
 
     def compose(self) -> ComposeResult:
-        """The rates, and the table."""
+        """Make the rates, and the table."""
         yield Static(id="rates")
         yield Table(id="rewards")
 
     def show(self, watched: Watched, now: float) -> None:
-        """Show it."""
+        """Show the present content."""
         del now
         self.query_one("#rates", Static).update(rates_text(watched))
         state = watched.state
@@ -46,7 +46,7 @@ class RewardsPane(Pane):
 
 
 def rates_text(watched: Watched) -> Text:
-    """What an epoch pays."""
+    """Return what an epoch pays."""
     state = watched.state
     if state is None:
         if any(member.earned for member in watched.view.roster):

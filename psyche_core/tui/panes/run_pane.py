@@ -1,4 +1,4 @@
-"""The tab Run: the loss as a curve, and the run's figures."""
+"""The tab Run: the loss curve, and the run's figures."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ WIDE = 110
 
 
 class RunPane(Pane):
-    """Loss, phase, step, epoch, speed, learning rate, efficiency."""
+    """Shows loss, phase, step, epoch, speed, learning rate and efficiency."""
 
     def compose(self) -> ComposeResult:
-        """A line of losses, the curve, a table of figures."""
+        """Make a line of losses, the curve, and a table of figures."""
         yield Static(id="losses")
         yield Static(id="curve")
         yield Static(id="figures")
 
     def show(self, watched: Watched, now: float) -> None:
-        """Show it."""
+        """Show the present content."""
         width = max(20, self.content_size.width)
         height = max(MIN_CHART, min(MAX_CHART, self.content_size.height - FACT_ROWS - 1))  # 1: the line of losses
         self.query_one("#losses", Static).update(losses_line(watched))
@@ -41,7 +41,7 @@ class RunPane(Pane):
 
 
 def losses_line(watched: Watched) -> Text:
-    """The newest losses in one line."""
+    """Return the newest losses in one line."""
     loss = watched.last_loss
     reported = "" if watched.view.trained or loss is None else " (as witnesses report it)"
     text = Text.assemble(("loss ", "bold"), facts.number(loss), reported, no_wrap=True, overflow="ellipsis")
@@ -56,7 +56,7 @@ def losses_line(watched: Watched) -> Text:
 
 
 def figures(watched: Watched, now: float, *, width: int) -> Table:
-    """Everything but the loss: a line each."""
+    """Return a table of all figures but the loss, one in each line."""
     view, state, me = watched.view, watched.state, watched.me
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True, min_width=10)
@@ -95,7 +95,7 @@ def figures(watched: Watched, now: float, *, width: int) -> Table:
 
 
 def phase_line(watched: Watched, now: float) -> Text:
-    """The phase with its clock."""
+    """Return the phase and its time."""
     name = facts.phase_name(watched)
     if not name:
         return Text("nothing heard of the run yet", style="dim")

@@ -1,12 +1,12 @@
 """A client's connection to a coordinator server; it reconnects after losses.
 
-One background task owns the socket; only it reads and writes. Requests stay in a table until they are answered. After a
-reconnect they are sent again under the same number; the server remembers its answers, so nothing is done twice. A join is
-repeated after a loss. The server is told which state we still have, so that it sends only what changed. When another client uses
-our key, this connection ends and does not compete for the key. How often and how long a server is tried is in `dialing`.
+One background task owns the socket; only it reads and writes. Requests stay in a table until they are answered. After a reconnect
+they are sent again under the same number; the server remembers its answers, so nothing is done twice. A join is repeated after a
+loss. The client tells the server which state it still has, so that the server sends only what changed. When another client uses
+our key, this connection ends and does not compete for the key. `dialing` decides how often and how long a server is tried.
 
-The task is a plain asyncio task, not an anyio task group: a group's scope must be left by the task that entered it and in
-reverse order, but `aclose` may be called from anywhere.
+The task is a plain asyncio task, not an anyio task group: a group's scope must be left by the task that entered it and in reverse
+order, but `aclose` may be called from anywhere.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from psyche_core.wire.messages import sign_join
 logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 SILENT_PINGS = 3.0
-"""A server that sent nothing for this many ping intervals is lost."""
+"""A server that sent nothing for this many ping intervals counts as lost."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class _Request:
 
 
 class _Lost(Exception):
-    """This connection ended; final: so did the backend. silent: seconds since something was received on it.
+    """This connection ended. final: whether the whole backend ended with it. silent: seconds since something was received on it.
 
     same_key: whether another client uses our key.
     """
@@ -92,14 +92,14 @@ class TcpBackend(Backend):
 
     @classmethod
     def from_context(cls, context: BackendContext) -> TcpBackend:
-        """The backend for a context."""
+        """Return the backend for a context."""
         return cls(context)
 
     async def __aenter__(self) -> Self:
-        """Connect; retries for as long as the context says.
+        """Connect; retry for as long as the context says.
 
-        Raises BackendError (`cannot connect to host:port: reason`), CommandRefused (Busy, …); AccessRefused (WrongServer,
-        WrongRun, …), KeyUsedElsewhere and UnknownHost at once.
+        Raises BackendError (`cannot connect to host:port: reason`) and CommandRefused (Busy, …) after retrying, but AccessRefused
+        (WrongServer, WrongRun, …), KeyUsedElsewhere and UnknownHost at once.
         """
         self._connection = connection = await self._dialer.first()
         self._task = asyncio.create_task(self._run(connection), name=f"tcp backend {self._identity}")
@@ -129,7 +129,7 @@ class TcpBackend(Backend):
         self._repeat_later()
 
     async def _instance(self) -> bytes:
-        """The run's instance, known after its first state. Raises BackendClosed."""
+        """Return the run's instance, known after its first state. Raises BackendClosed."""
         while self._update is None:
             if self._closed is not None:
                 raise self._ended()
@@ -142,7 +142,7 @@ class TcpBackend(Backend):
         return encode_client(JoinRequest(number, address, proof))
 
     async def next_state(self) -> StateUpdate:
-        """The newest state not yet returned. Raises BackendClosed when there will be no more."""
+        """Return the newest state not yet returned. Raises BackendClosed when there will be no more."""
         while not self._unread:
             if self._closed is not None:
                 raise self._ended()
@@ -162,7 +162,7 @@ class TcpBackend(Backend):
             self._joined = None
 
     def tell_later(self, known: KnownPosition) -> None:
-        """Tell the server how far our disk says that the run was: now, and after each join, as it believes members only."""
+        """Tell the server how far the run was according to our disk: now, and again after each join, since only members may."""
         self._later = encode_client(LaterState(known.generation, known.epoch, known.step))
         self._repeat_later()
 
@@ -179,7 +179,7 @@ class TcpBackend(Backend):
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([task])
                 if self._connection is not None:
-                    await self._connection.frames.aclose()  # a task cancelled before its first step has not closed it
+                    await self._connection.frames.aclose()  # a task cancelled before it started has not closed it
 
     # ------------------------------------------------------------ requests
 
@@ -231,14 +231,14 @@ class TcpBackend(Backend):
         except BackendError as error:
             self._same_key = isinstance(error, CommandRefused) and error.code in SAME_KEY_CODES
             self._close(error.message if isinstance(error, CommandRefused) and self._same_key else str(error))
-        except Exception as error:  # callers must get an error instead of waiting forever
+        except Exception as error:  # so that callers get an error instead of waiting forever
             logger.exception("the connection to the coordinator failed")
             self._close(f"the connection to {server} failed: {reason(error)}")
         finally:
             self._close("the backend's task was cancelled")
 
     async def _run_connection(self, connection: DialedConnection) -> _Lost:
-        """Read and write one connection until it ends; returns why it ended."""
+        """Read and write one connection until it ends; return why it ended."""
         self._connection = connection
         replies: deque[bytes] = deque()
         result = _Lost("the connection ended")
@@ -335,4 +335,4 @@ class TcpBackend(Backend):
                     await connection.frames.send(*payloads)
                 continue
 
-            await anyio.sleep_forever()  # the reader finds the reason, maybe in a bye
+            await anyio.sleep_forever()  # the reading task finds out why, maybe from a bye

@@ -1,8 +1,8 @@
 """Connects to a coordinator server again and again, until it answers or the time for it is over.
 
 Pauses between tries grow and are partly random, so that the members of a restarted server do not return all at once. A server
-that is not up yet, or full, is tried for as long as a lost one; an error that the user can fix is raised at once. What is sent
-over a connection is in `connection`.
+that is not running yet, or full, is tried for as long as a lost one; an error that the user can fix is raised at once.
+`connection` decides what is sent over a connection.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ FINAL_CODES = frozenset(
 """Codes of a bye after which retrying is useless."""
 
 SAME_KEY_CODES = frozenset({"Replaced", "KeyInUse"})
-"""Codes of a bye because another client uses our key: it took our place, or keeps its own."""
+"""Codes of a bye that is sent because another client uses our key: it replaced us, or keeps the key."""
 
 _LATER = frozenset({"Busy", "RateLimited"})
-"""Refusals after which the client can only retry."""
+"""Refusals after which the client can only try again later."""
 
 _MENDABLE = frozenset({"WrongServer", "WrongRun", "WrongService", "VersionMismatch", "NotAllowed", "NotPsyche"})
-"""Refusals because of an address, a key, a run or a release that the user chose."""
+"""Refusals caused by an address, a key, a run or a release that the user chose."""
 
 _CHECK = "check that the server runs, that host and port are right, and that no firewall is in the way"
 
@@ -63,7 +63,7 @@ class RepeatedDialer:
         self._jitter = random.SystemRandom()
 
     async def first(self) -> DialedConnection:
-        """The first connection: retries while the server is not up or full; raises at once what the user can fix."""
+        """Return the first connection: retry while the server is not running or full; raise at once what the user can fix."""
         pause, seconds, warned = RETRY_SECONDS, self._context.retry_seconds, False
         deadline = anyio.current_time() + seconds
         while True:
@@ -96,13 +96,13 @@ class RepeatedDialer:
             pause = await self._pause(pause, at_most=left)
 
     async def again(self, lost: Exception) -> DialedConnection:
-        """Another connection after a loss. Raises CommandRefused for a final refusal, BackendClosed once the time is over."""
+        """Return another connection after a loss. Raises CommandRefused if it is final, BackendClosed once the time is over."""
         pause = RETRY_SECONDS
         deadline = anyio.current_time() + self._context.retry_seconds
         last = lost
         while anyio.current_time() < deadline:
             try:
-                return await self._dial()  # aborting a try that began in time would hide the reason
+                return await self._dial()  # a try that began in time is finished, because aborting it would hide the reason
             except CommandRefused as error:
                 if error.code in FINAL_CODES:
                     raise
@@ -131,12 +131,12 @@ class RepeatedDialer:
         )
 
     async def _pause(self, seconds: float, *, at_most: float) -> float:
-        """Wait before the next try; returns how long to wait after that one."""
+        """Wait before the next try; return how long to wait after that one."""
         await anyio.sleep(min(self._jitter.uniform(seconds / 2, seconds), at_most))
         return min(2 * seconds, MAX_RETRY_SECONDS)
 
     def _not_there(self, why: BackendError) -> BackendError:
-        """The error for a server that could not be reached in time."""
+        """Return the error for a server that could not be reached in time."""
         seconds = self._context.retry_seconds
         tried = f"tried for {seconds:g} s; " if seconds else ""
         if isinstance(why, CommandRefused):

@@ -1,4 +1,4 @@
-"""Notices that this machine has moved to another network, which no packet of an old connection tells."""
+"""Notices that this machine has moved to another network, which an old connection does not report."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ LOOK_SECONDS = 2.0
 
 
 async def until_moved(ip: str) -> None:
-    """Wait until this machine no longer has an IP address; for ever if the address is unknown or has a zone."""
-    while is_ours(ip):  # noqa: ASYNC110 - the system tells nobody
+    """Wait until this machine no longer has an IP address; forever if the address is unknown or has a zone."""
+    while is_ours(ip):  # noqa: ASYNC110 - the system sends no notice, so it must be polled
         await anyio.sleep(LOOK_SECONDS)
 
 
 def is_ours(ip: str) -> bool:
-    """Whether this machine has an address. Nothing is sent."""
+    """Return whether this machine has an address. Nothing is sent."""
     if not ip or "%" in ip:
         return True
 

@@ -1,9 +1,9 @@
-"""The client's side of the protocol, without sockets: takes the server's frames, returns what they mean.
+"""The client's side of the protocol, without sockets: takes the server's frames and returns their meaning.
 
-A session outlives connections: at the next login the client sends which document it has, and the server continues from there. A
-document is accepted only if its SHA-256 is the announced one. If a patch does not apply or gives another hash, the whole
+A session outlives connections: at the next login the client sends the hash of its document, and the server continues from there.
+A document is accepted only if its SHA-256 is the announced one. If a patch does not apply or gives another hash, the whole
 document is requested, once until it comes. A whole document with a wrong hash raises WireError. If a document is older than the
-one before it, the server is told how far the run was: whoever restored it from an older state should know.
+one before it, the client tells the server how far the run was, so that the owner learns that an older state was restored.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class ClientSession:
         return self._digest
 
     def begin(self) -> bytes:
-        """A new connection begins; returns the hash to send at its login."""
+        """Note that a new connection begins; return the hash to send at its login."""
         self._asked = False
         return self._digest
 
     def receive(self, payload: bytes) -> Received:
-        """Handle a frame. Raises WireError when the server breaks the protocol; the connection is then useless."""
+        """Handle a frame. Raises WireError when the server breaks the protocol; the connection cannot be used after that."""
         match protocol.decode_server(payload):
             case protocol.Heartbeat():
                 return Received(reply=protocol.encode_client(protocol.Heartbeat()))
@@ -77,7 +77,7 @@ class ClientSession:
                 if protocol.document_digest(document) == digest:
                     return self._accept(digest, document)
             except (WireError, ValueError):
-                pass  # the same as a wrong hash
+                pass  # handled like a wrong hash
 
         self._asked = True
         return Received(reply=protocol.encode_client(protocol.WholeRequest()))

@@ -1,5 +1,5 @@
-"""What happens before a connection is used, on both sides: addresses, admission, TLS and login.
+"""What happens on both sides before a connection is used: addresses, admission, TLS and login.
 
-`listener` and `dialer` own the sockets. The others decide: `admission`, `allow_list`, `puzzle` and `preamble` who may come in,
-`login` and `tls` who is who, `addresses` what an address says.
+`listener` and `dialer` own the sockets. The other modules decide: `admission`, `allow_list`, `puzzle` and `preamble` decide who
+is admitted, `login` and `tls` authenticate both sides, and `addresses` reads addresses.
 """

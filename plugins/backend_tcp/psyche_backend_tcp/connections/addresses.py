@@ -17,12 +17,12 @@ from psyche_core.errors import UserError
 
 INSECURE = "insecure"
 MOST_DIGITS = 20
-"""Most digits of a port that are converted to a number; int() refuses some thousands."""
+"""Most digits of a port that are converted to a number, because int() raises for more than some thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """host, port; key: the 32 bytes the server must prove to hold, None for no proof."""
+    """A server's address. key: the 32 bytes that the server must prove to hold, None for no proof."""
 
     host: str
     port: int
@@ -63,13 +63,13 @@ def parse_address(text: str) -> ServerAddress:
 
 
 def format_address(host: str, port: int, key: bytes | None = None) -> str:
-    """The text `parse_address` reads."""
+    """Return the text that `parse_address` reads."""
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return place if key is None else f"{place}#{key.hex()}"
 
 
 def is_local(host: str) -> bool:
-    """Whether a host is always this machine."""
+    """Return whether a host is always this machine."""
     if host == "localhost":
         return True
 
@@ -92,7 +92,7 @@ def _key(text: str) -> bytes:
 
 
 def reason(error: BaseException) -> str:
-    """Why a connection failed, for users: the operating system's message without its error number."""
+    """Return why a connection failed, for users: the operating system's message without its error number."""
     if isinstance(error, BaseExceptionGroup):
         return reason(error.exceptions[0])
 

@@ -2,23 +2,25 @@
 
 A connection that has not logged in is in one of three states:
 
-    silent     it has sent nothing yet. It costs only a socket, so only the total is bounded. One too many ends the oldest
-               connection of the address with the most, so a flood from one address does not affect other addresses.
-    waiting    it has begun TLS and holds a place until it has logged in. Places are bounded in total and per address. While
-               some are free, every connection gets one. After that it needs a solved puzzle (`puzzle`), and the weakest waiting
-               one is ended: first those without a proof, then with fewer bits, then whose address holds more, then the oldest.
-    reserved   it proved a member's key. One for each member, besides all others; a newer one with the same key ends the older.
+    silent     it has sent nothing yet. It costs only a socket, so only the total is limited. One connection too many ends the
+               oldest of the address with the most, so a flood from one address does not affect other addresses.
+    waiting    it has begun TLS and holds a place until it has logged in. Places are limited in total and per address. While some
+               are free, every connection gets one. After that it needs a solved puzzle (`puzzle`), and the weakest waiting
+               connection is ended: first one without a proof, then one with fewer bits, then one whose address holds more places,
+               then the oldest.
+    reserved   it proved a member's key. There is one place for each member, in addition to all others; a newer connection with
+               the same key ends the older one.
 
-What an attacker can do. From one address: nothing to others; newcomers behind the same address still get in, because its silent
-connections end before theirs and a puzzle beats a connection without one. From many addresses, sending nothing: it must open as
-many connections as fit between a client's TCP handshake and its first bytes, which follow at once. Starting TLS and then
-sending nothing: it holds the places until somebody solves a puzzle. Solving puzzles too: these get harder the more places are
-held by solvers, and most bits win, so it beats newcomers only with more computing power than all of them. It does not affect
-members, whose places need no work. An attacker that is a member holds only its own place.
+What an attacker can do. From one address, it cannot affect other addresses; newcomers behind the same address are still admitted,
+because its silent connections end before theirs and a puzzle has priority over a connection without one. From many addresses,
+sending nothing: it must open as many connections as fit between a client's TCP handshake and its first bytes, which follow at
+once. Starting TLS and then sending nothing: it holds the places until somebody solves a puzzle. Solving puzzles too: puzzles get
+harder the more places are held by solvers, and most bits win, so it displaces newcomers only with more computing power than all
+of them. It does not affect members, whose places need no work. An attacker that is a member holds only its own place.
 
-Each login takes a token of the key's bucket. The bucket outlives the connection, so reconnecting does not avoid the limits of
-one connection. Logged-in keys that are not members are bounded; members are admitted in addition. Only a bounded number of
-keys is remembered; the one unseen for longest is forgotten first. An address is an IPv4 address or an IPv6 /64.
+Each login takes a token of the key's bucket. The bucket outlives the connection, so reconnecting does not avoid the limits of one
+connection. The number of logged-in keys that are not members is limited; members are admitted in addition. Only a limited number
+of keys is remembered; the one unseen for longest is forgotten first. An address is an IPv4 address or an IPv6 /64.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ REMEMBERED_KEYS = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """place: the address it comes from; bits: of the puzzle it solved, 0 for none."""
+    """A waiting connection. place: the address it comes from; bits: of the puzzle that it solved, 0 for none."""
 
     place: str
     bits: int = 0
@@ -45,7 +47,7 @@ class _Place:
 class Admission:
     """Counts connections of one service.
 
-    allowed: whether a key may log in; None allows all. members: the keys of the run's members, who always get a place.
+    allowed: returns whether a key may log in; None allows all. members: returns the keys of members, who always get a place.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class Admission:
         return limits.puzzle_bits + (limits.puzzle_most_bits - limits.puzzle_bits) * solved // limits.max_unauthenticated
 
     def knock(self, number: int, host: str) -> int | None:
-        """A connection arrived; numbers increase. Returns the number of the silent one to end for it (maybe itself), or None."""
+        """Register a new connection; numbers increase. Return the number of the silent one to end, maybe itself, or None."""
         place = address_block(host)
         self._silent[number] = place
         self._silent_at[place] += 1
@@ -95,16 +97,16 @@ class Admission:
         return next(other for other, home in self._silent.items() if self._silent_at[home] == most)
 
     def scarce(self, number: int) -> bool:
-        """Whether a silent connection without a proof would get no place."""
+        """Return whether a silent connection without a proof would get no place."""
         place = self._silent[number]
         limits = self._limits
         full = len(self._waiting) >= limits.max_unauthenticated
         return full or self._waiting_at[place] >= limits.max_unauthenticated_per_address
 
     def grant(self, number: int, bits: int = 0) -> int | None:
-        """A silent connection begins TLS and takes a place. bits: of the puzzle it solved.
+        """Give a place to a silent connection that begins TLS. bits: of the puzzle that it solved.
 
-        Returns the number of the waiting connection to end for it, which may be itself, or None.
+        Return the number of the waiting connection to end for it, which may be itself, or None.
         """
         place = self._speaks(number)
         self._waiting[number] = _Place(place, bits)
@@ -115,18 +117,21 @@ class Admission:
         return self._weakest(self._waiting) if len(self._waiting) > self._limits.max_unauthenticated else None
 
     def is_member(self, public: bytes) -> bool:
-        """Whether a place is reserved for the key."""
+        """Return whether a place is reserved for the key."""
         return public in self._members()
 
     def reserve(self, number: int, public: bytes) -> int | None:
-        """A silent connection proved a member's key and takes its place. Returns the connection to end for it, or None."""
+        """Give a silent connection that proved a member's key that member's place.
+
+        Return the connection to end for it, or None.
+        """
         self._speaks(number)
         older = self._reserved.get(public)
         self._reserved[public] = number
         return older
 
     def done(self, number: int) -> None:
-        """A connection is no longer waiting, for any reason; idempotent."""
+        """Note that a connection is no longer waiting, for any reason; idempotent."""
         if number in self._silent:
             self._speaks(number)
         if number in self._waiting:
@@ -153,7 +158,7 @@ class Admission:
         return min(numbers, key=worth)
 
     def enter(self, public: bytes, now: float) -> None:
-        """Admit a key that has proved itself; `leave` must follow. Raises LoginRefused (NotAllowed, RateLimited, Busy)."""
+        """Admit a key that was proved; `leave` must follow. Raises LoginRefused (NotAllowed, RateLimited, Busy)."""
         if self._allowed is not None and not self._allowed(public):
             message = f"{public.hex()} is not on this server's list of keys that may take part; ask the run's owner to add it"
             raise LoginRefused("NotAllowed", message)
@@ -174,7 +179,7 @@ class Admission:
         self._inside[public] += 1
 
     def leave(self, public: bytes) -> None:
-        """An admitted connection was closed."""
+        """Note that an admitted connection was closed."""
         self._inside[public] -= 1
         if not self._inside[public]:
             del self._inside[public]

@@ -1,8 +1,8 @@
 """The list of keys that may log in: a text file, read again whenever it changes.
 
 One public key per line, 64 hex digits (`psyche client show-identity` prints a client's); empty lines and text after a `#` are
-ignored. If the file becomes unreadable or malformed, the last good list stays valid and an error is logged, so that a typing
-mistake does not disconnect everybody. A server does not start with such a file.
+ignored. If the file becomes unreadable or malformed, the last valid list stays in use and an error is logged, so that a typing
+mistake does not disconnect all clients. A server does not start with such a file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AllowList:
         return public in self._keys
 
     def refresh(self) -> bool:
-        """Read the file again if it has changed; returns whether the keys changed."""
+        """Read the file again if it has changed; return whether the keys changed."""
         try:
             stamp = self._stamped()
             if stamp == self._stamp:

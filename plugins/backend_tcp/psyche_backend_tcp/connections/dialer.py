@@ -38,7 +38,7 @@ from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
 
 MOST_TRIES = 4
-"""Connections per dial. A server whose puzzles have become harder may send another challenge, or give our place to another
+"""Most connections per dial. A server whose puzzles have become harder may send another challenge, or give our place to another
 client."""
 
 PAUSE_SECONDS = 0.2
@@ -47,7 +47,7 @@ PAUSE_SECONDS = 0.2
 _NO_SUCH_HOST = frozenset(
     getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA", "EAI_ADDRFAMILY") if hasattr(socket, name)
 )
-"""Look-up errors for a name that does not exist. EAI_AGAIN is not one of them: the name server could not be reached."""
+"""Look-up errors for a name that does not exist. EAI_AGAIN is not included: it means that the name server was not reachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ async def dial(
                     cookie, lost = challenged.cookie, challenged
                 except ssl.SSLError:
                     raise
-                except CONNECTION_LOST as error:  # the server may have ended it for another client
+                except CONNECTION_LOST as error:  # the server may have ended it in favour of another client
                     cookie, lost = None, error
                 finally:
                     if connection is None:
@@ -125,9 +125,9 @@ async def shake_hands(
     known: bytes = b"",
     proof: bytes = b"",
 ) -> DialedConnection:
-    """TLS and login over a connected stream. proof: an encoded proof to send first, see `puzzle`.
+    """Do TLS and login over a connected stream. proof: an encoded proof to send first, see `puzzle`.
 
-    Raises WrongServer, Challenged, LoginRefused, WireError, and what a lost stream raises.
+    Raises WrongServer, Challenged, LoginRefused, WireError, and the errors of a lost stream.
     """
     if proof:
         await stream.send(proof)

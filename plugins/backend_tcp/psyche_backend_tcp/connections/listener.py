@@ -1,10 +1,10 @@
 """The listener of both servers: accepts connections, does TLS and login, and passes on those that logged in.
 
-The first bytes, TLS and login have a timeout. TLS begins only after the first bytes have come and `Admission` has given a
-place. While places are scarce, a place needs a proof (`puzzle`); a client without one is told so in plain text and closed.
-Frames are small until the login is done; a client that `Admission` refuses then is told why inside TLS. Nothing a peer does
-ends the accept loop. When file handles run out, silent connections are closed. What is sent after the login is up to
-`server.tcp_server` and `data.server`.
+The first bytes, TLS and login have a timeout. TLS begins only after the first bytes have come and `Admission` has given a place.
+While places are scarce, a place needs a proof (`puzzle`); a client without one is told so in plain text, and its connection is
+closed. Frames are small until the login is done; a client that `Admission` refuses then is told why inside TLS. No peer can end
+the accept loop. When file handles run out, silent connections are closed. `server.tcp_server` and `data.server` handle what is
+sent after the login.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DRAINED = 4
 """Reads from a challenged connection before it is closed."""
 
 CONNECTION_LOST = (EndOfStream, BrokenResourceError, ClosedResourceError, BusyResourceError, OSError)
-"""What a stream raises when the other side is gone or broke TLS (ssl.SSLError is an OSError)."""
+"""What a stream raises when the other side has disconnected or broke TLS (ssl.SSLError is an OSError)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class AcceptedConnection:
 
 
 Welcoming = Callable[[bytes], Awaitable[None]]
-"""Raises LoginRefused for a key that does not get in now."""
+"""Raises LoginRefused for a key that is not admitted now."""
 
 
 class Listener:
-    """Listens for one service. Made by `bind`. facts: what the hello says about the service."""
+    """Listens for one service. Made by `bind`. facts: what the hello tells about the service."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class Listener:
     ) -> Listener:
         """Start listening; port 0 picks a free one. Raises UserError when host or port cannot be used.
 
-        key: proves our identity to clients. allowed: whether a key may log in, called at each login; None allows all. members:
-        the keys that always get a place. welcome: awaited for each key that has proved itself, before it is told that it is in.
+        key: proves our identity to clients. allowed: returns whether a key may log in, called at each login; None allows all.
+        members: returns the keys that always get a place. welcome: awaited for each proved key before its client is welcomed.
         """
         context = await anyio.to_thread.run_sync(server_context, key)
         try:
@@ -121,7 +121,7 @@ class Listener:
             raise UserError(message) from error
 
         bound_port = sockets[0].extra(SocketAttribute.local_port)  # noqa: S610  # a socket, not a query
-        place = (host or "0.0.0.0", bound_port)  # noqa: S104  # only says what the caller asked for
+        place = (host or "0.0.0.0", bound_port)  # noqa: S104  # only repeats the address that the caller asked for
         return cls(
             sockets,
             place,
@@ -141,7 +141,7 @@ class Listener:
         return self._admission.waiting
 
     async def serve(self, handle: Callable[[AcceptedConnection], Awaitable[None]]) -> None:
-        """Accept until cancelled or closed; `handle` runs in a separate task for each connection, which is closed afterwards."""
+        """Accept until cancelled or closed. `handle` runs in its own task for each connection, which is closed afterwards."""
         async with create_task_group() as group:
 
             async def accept(sock: SocketListener) -> None:
@@ -198,7 +198,7 @@ class Listener:
                 await stream.aclose()
 
     async def _admit(self, number: int, stream: SocketStream) -> AcceptedConnection | None:
-        """First bytes, TLS and login; None when it failed or timed out."""
+        """Receive the first bytes, do TLS and login; return None if it failed or timed out."""
         with anyio.move_on_after(self._limits.handshake_seconds) as scope:
             self._waiting[number] = scope
             try:
@@ -218,7 +218,7 @@ class Listener:
         return None
 
     async def _open(self, number: int, stream: SocketStream) -> ByteStream | None:
-        """Wait for the first bytes and take a place; returns the stream for TLS, or None without a place."""
+        """Wait for the first bytes and take a place; return the stream for TLS, or None without a place."""
         with anyio.move_on_after(self._limits.silent_seconds):
             try:
                 proof, begun = await receive_opening(stream)
@@ -236,7 +236,7 @@ class Listener:
         return None
 
     def _placed(self, number: int, proof: Proof | None) -> bool:
-        """Give a connection a place if its proof suffices, or none is needed."""
+        """Give a connection a place if its proof is sufficient or none is needed."""
         if proof is not None and self._cookies.use(proof.cookie, anyio.current_time()):
             if self._admission.is_member(proof.public) and proof.signed:
                 self._end(self._admission.reserve(number, proof.public))
@@ -294,7 +294,7 @@ def _host(stream: SocketStream) -> str:
 
 
 async def _listen(host: str, port: int) -> list[SocketListener]:
-    """Sockets for a host name or an address.
+    """Return sockets for a host name or an address.
 
     An address is not looked up as a name: that fails for 127.0.0.1 on a machine whose only other address is IPv6.
     """

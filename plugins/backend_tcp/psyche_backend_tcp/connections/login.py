@@ -4,11 +4,11 @@
     client  -> login    ["psyche", 2, run id, public key, nonce, known, signature]
     server  -> welcome  [5, ping seconds, signature]   or   bye [4, code, sentence]
 
-Nonces are 32 random bytes; `known` is the hash of the document that the client still has (or empty). Under the domain
-`tcp-login` and the run id, both sign: their role, the service, the key that the server has proved in TLS, both nonces, the
-client's key and `known`. So a signature is useless for another run, service, role or connection. It is useless for a man in the
-middle too: the client signs the key of its TLS peer, and the real server sees that this is not its own. The login names the
-client's run, so that a wrong run can be told from a wrong key.
+Nonces are 32 random bytes; `known` is the hash of the document that the client still has (or empty). Under the domain `tcp-login`
+and the run id, both sign: their role, the service, the key that the server has proved in TLS, both nonces, the client's key and
+`known`. So a signature is useless for another run, service, role or connection. It is also useless for a man in the middle: the
+client signs the key of its TLS peer, and the real server sees that this is not its own key. The login names the client's run, so
+that a wrong run can be distinguished from a wrong key.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LoginRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The server's first frame. facts: what a client of the service needs to know before it logs in."""
+    """The server's first frame. facts: what a client of the service must know before it logs in."""
 
     service: str
     run_id: str
@@ -61,7 +61,7 @@ class Login:
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """The hello as a frame."""
+    """Return the hello as a frame."""
     return encode([MAGIC, VERSION, hello.service, hello.run_id, hello.nonce, dict(hello.facts)])
 
 
@@ -90,13 +90,13 @@ def decode_hello(payload: bytes, *, service: str) -> Hello:
 
 
 def encode_login(hello: Hello, login: Login, key: SecretKey, *, run_id: str, server_key: bytes) -> bytes:
-    """The login of a client that takes part in `run_id`. server_key: what the server proved in TLS."""
+    """Return the login of a client that takes part in `run_id`. server_key: the key that the server proved in TLS."""
     signature = key.sign(_DOMAIN, run_id.encode(), _body(_CLIENT, hello, login, server_key))
     return encode([MAGIC, VERSION, run_id, login.public, login.nonce, login.known, signature])
 
 
 def check_login(payload: bytes, hello: Hello, *, server_key: bytes) -> Login:
-    """The verified login. Raises LoginRefused: VersionMismatch, BadLogin, WrongRun, BadSignature. server_key: our own."""
+    """Return the verified login. Raises LoginRefused: VersionMismatch, BadLogin, WrongRun, BadSignature. server_key: our own."""
     match _decode(payload, "client"):
         case ["psyche", version, *_] if version != VERSION:
             message = f"the client speaks version {version!r:.20} of the protocol, we {VERSION}; install matching releases"
@@ -132,7 +132,7 @@ def check_login(payload: bytes, hello: Hello, *, server_key: bytes) -> Login:
 
 
 def sign_welcome(hello: Hello, login: Login, key: SecretKey) -> bytes:
-    """The server's signature for the welcome, 64 bytes."""
+    """Return the server's signature for the welcome, 64 bytes."""
     return key.sign(_DOMAIN, hello.run_id.encode(), _body(_SERVER, hello, login, key.public))
 
 

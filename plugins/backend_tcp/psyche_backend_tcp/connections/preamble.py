@@ -41,7 +41,7 @@ class _Wrapped(ByteStream):
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
-        """Those of the inner stream."""
+        """The attributes of the inner stream."""
         return self._stream.extra_attributes
 
     async def send(self, item: bytes) -> None:
@@ -65,7 +65,7 @@ class _Begun(_Wrapped):
         self._first = first
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         if self._first:
             data, self._first = self._first[:max_bytes], self._first[max_bytes:]
             return data
@@ -81,7 +81,7 @@ class ChallengeStream(_Wrapped):
         self._fresh = True
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         data = await self._stream.receive(max_bytes)
         if self._fresh and data[:1] == CHALLENGE_MAGIC[:1]:
             while len(data) < CHALLENGE_BYTES:
@@ -93,9 +93,9 @@ class ChallengeStream(_Wrapped):
 
 
 async def receive_opening(stream: ByteStream) -> tuple[Proof | None, ByteStream]:
-    """The proof a client begins with, if any, and the stream for TLS.
+    """Return the proof with which a client begins, if any, and the stream for TLS.
 
-    Raises WireError when it begins with something else, and what a lost connection raises.
+    Raises WireError when it begins with something else, and the errors of a lost connection.
     """
     data = await stream.receive()
     if data[0] == _TLS_HANDSHAKE:

@@ -1,4 +1,4 @@
-"""What a connection must prove while places before the login are scarce: a solved puzzle, or a member's signature.
+"""What a connection must prove while places before the login are scarce: that it solved a puzzle, or holds a member's key.
 
     server  -> challenge   b"psyche?" version(1) cookie(33)        in the clear, instead of TLS; then it closes
     client  -> proof       b"psyche!" version(1) cookie(33) counter(8) key(32) signature(64)
@@ -8,14 +8,14 @@ The cookie needs no memory on the server: bits(1), expiry in milliseconds of the
 first 16 bytes of an HMAC-SHA-256 of those under a secret of this listener. It is solved when SHA-256(cookie || counter) begins
 with that many zero bits. The signature is of the cookie, under the domain `tcp-entry`.
 
-TCP has already proved the address, so a cookie alone would cost a flood nothing; work does. The puzzle is a plain hash, because
-a memory-hard one costs the server as much to check as the client to solve. Graphics cards solve it a thousand times faster;
-therefore more bits win over fewer (`admission`), and members need not compete at all. A cookie admits one connection: used ones
-are remembered until they expire, up to a limit.
+TCP has already proved the address, so a cookie alone would cost an attacker nothing; work does. The puzzle is a plain hash,
+because a memory-hard one costs the server as much to check as the client to solve. Graphics cards solve it a thousand times
+faster; therefore more bits win over fewer (`admission`), and members need not compete at all. A cookie admits one connection:
+used cookies are remembered until they expire, up to a limit.
 
-The client signs and solves without knowing whether it counts as a member. Only then does its key travel in the clear. A
-signature relayed by a man in the middle takes a member's place for one connection, until the member itself takes it back; the
-login is bound to TLS. A client does not solve puzzles of more than `MOST_BITS` bits, because any server could keep it busy.
+The client signs and solves without knowing whether it counts as a member. Only in this case is its key sent unencrypted. A man in
+the middle that relays a signature takes a member's place for one connection, until the member itself takes it back; the login is
+bound to TLS. A client does not solve puzzles of more than `MOST_BITS` bits, because otherwise any server could keep it busy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DOMAIN = "tcp-entry"
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a client sends. cookie: 33 bytes; counter: below 2**64; public: the client's key, 32 bytes; signature: 64 bytes."""
+    """A client's proof. cookie: 33 bytes; counter: below 2**64; public: the client's key, 32 bytes; signature: 64 bytes."""
 
     cookie: bytes
     counter: int
@@ -57,22 +57,22 @@ class Proof:
 
     @property
     def bits(self) -> int:
-        """How hard the puzzle was, 0 when the counter does not solve it."""
+        """The difficulty of the puzzle, 0 if the counter does not solve it."""
         return self.cookie[0] if solves(self.cookie, self.counter) else 0
 
     @property
     def signed(self) -> bool:
-        """Whether the holder of the key signed it."""
+        """Whether the holder of the key signed the cookie."""
         return verify(self.public, self.signature, domain=_DOMAIN, run=b"", body=self.cookie)
 
 
 def encode_challenge(cookie: bytes) -> bytes:
-    """The server's challenge."""
+    """Return the server's challenge."""
     return CHALLENGE_MAGIC + cookie
 
 
 def decode_challenge(data: bytes) -> bytes:
-    """The cookie. Raises WireError for anything but a challenge of this version, or if it is too hard."""
+    """Return the cookie of a challenge. Raises WireError for any other data or version, or if the puzzle is too hard."""
     if len(data) != CHALLENGE_BYTES or not data.startswith(CHALLENGE_MAGIC):
         message = "the server sent neither TLS nor a known challenge; check host and port, or install matching releases"
         raise WireError(message)
@@ -86,7 +86,7 @@ def decode_challenge(data: bytes) -> bytes:
 
 
 def encode_proof(proof: Proof) -> bytes:
-    """What the client sends before TLS."""
+    """Return the bytes that the client sends before TLS."""
     return PROOF_MAGIC + proof.cookie + proof.counter.to_bytes(8, "big") + proof.public + proof.signature
 
 
@@ -110,7 +110,7 @@ def prove(cookie: bytes, key: SecretKey) -> Proof:
 
 
 def solves(cookie: bytes, counter: int) -> bool:
-    """Whether the hash begins with as many zero bits as the cookie asks for."""
+    """Return whether the hash begins with as many zero bits as the cookie demands."""
     digest = hashlib.sha256(cookie + counter.to_bytes(8, "big")).digest()
     return int.from_bytes(digest, "big") >> (256 - cookie[0]) == 0
 
@@ -123,13 +123,13 @@ class Cookies:
         self._used: OrderedDict[bytes, None] = OrderedDict()
 
     def issue(self, bits: int, now: float) -> bytes:
-        """A new cookie of `bits` bits, 0 to 255."""
+        """Return a new cookie of `bits` bits, 0 to 255."""
         lapses = int(1000 * (now + COOKIE_SECONDS))
         head = bytes([bits]) + lapses.to_bytes(8, "big") + secrets.token_bytes(8)
         return head + self._mac(head)
 
     def use(self, cookie: bytes, now: float) -> bool:
-        """Whether the cookie is ours, has not expired and was not used before; marks it as used."""
+        """Return whether the cookie is ours, has not expired and was not used before; mark it as used."""
         head, mac = cookie[:-16], cookie[-16:]
         if not hmac.compare_digest(mac, self._mac(head)) or 1000 * now > int.from_bytes(head[1:9], "big") or mac in self._used:
             return False

@@ -1,6 +1,6 @@
 """TLS 1.3 with a certificate that the server makes from its Ed25519 identity key.
 
-The certificate is only a container for the key; nobody checks its authority, name or dates. TLS proves that the server holds
+The certificate is only a container for the key; its authority, name and dates are not checked. TLS proves that the server holds
 the private key, and the client compares the public key with the one it was given. Python's ssl cannot verify a bare key, so its
 own checks are off, and `open_tls` makes that comparison before any of our bytes is sent. TLS below 1.3, session tickets, and
 certificates without an Ed25519 key are not allowed.
@@ -31,7 +31,7 @@ class WrongServer(Exception):
 
 
 def server_context(key: SecretKey) -> ssl.SSLContext:
-    """The server's context, with a new self-signed certificate of `key`. Blocking: writes a small temporary file.
+    """Return the server's context, with a new self-signed certificate of `key`. Blocking: writes a small temporary file.
 
     ssl reads keys only from files, so the key is stored in a private folder until it is read, encrypted with a random password.
     """
@@ -63,7 +63,7 @@ def server_context(key: SecretKey) -> ssl.SSLContext:
 
 
 def client_context() -> ssl.SSLContext:
-    """The client's context. Its checks of names and authorities are off, see the module's docstring."""
+    """Return the client's context. Its checks of names and authorities are off, see the module's docstring."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -72,20 +72,20 @@ def client_context() -> ssl.SSLContext:
 
 
 async def accept_tls(stream: ByteStream, context: ssl.SSLContext) -> TLSStream:
-    """The server's handshake. Raises ssl.SSLError and what a lost connection raises."""
+    """Do the server's handshake. Raises ssl.SSLError and the errors of a lost connection."""
     return await TLSStream.wrap(stream, server_side=True, ssl_context=context, standard_compatible=False)
 
 
 async def open_tls(stream: ByteStream, *, expected: bytes | None) -> tuple[TLSStream, bytes]:
-    """The client's handshake: returns the encrypted stream and the key (32 bytes) that the server has proved.
+    """Do the client's handshake; return the encrypted stream and the key (32 bytes) that the server has proved.
 
-    expected: the key it must be, None for any. Raises WrongServer before anything is sent through TLS, and what a lost
-    connection raises.
+    expected: the key it must be, None for any. Raises WrongServer before anything is sent through TLS, and the errors of a lost
+    connection.
     """
     try:
         secure = await TLSStream.wrap(stream, server_side=False, ssl_context=client_context(), standard_compatible=False)
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
-        raise EndOfStream from error  # how Python 3.11.2, which is Debian 12's, tells of a connection that ends in the handshake
+        raise EndOfStream from error  # Python 3.11.2 (Debian 12) raises these if a connection ends in the handshake
 
     key = _certified_key(secure.extra(TLSAttribute.peer_certificate_binary))  # noqa: S610  # a stream, not a query
     if expected is not None and not secrets.compare_digest(key, expected):
@@ -101,7 +101,7 @@ async def open_tls(stream: ByteStream, *, expected: bytes | None) -> tuple[TLSSt
 def _certified_key(certificate: bytes | None) -> bytes:
     try:
         key = x509.load_der_x509_certificate(certificate or b"").public_key()
-    except Exception as error:  # an unknown certificate may fail in any way; it is not ours
+    except Exception as error:  # parsing an unknown certificate may raise any exception
         message = "the server's certificate cannot be read; it is not a Psyche server"
         raise WrongServer(message) from error
 

@@ -21,12 +21,12 @@ _LENGTH_BYTES = 4
 
 
 def largest_sample(sequence_length: int) -> int:
-    """Most bytes of a sample with so many tokens and all columns."""
+    """Return the most bytes of a sample with this many tokens and all columns."""
     return sequence_length * (4 + LABEL_BYTES + POSITION_BYTES + _LENGTH_BYTES) + _LENGTH_BYTES
 
 
 def pack(number: int, samples: Samples) -> tuple[SamplesHead, bytes]:
-    """Head and bytes of the samples, as the answer to request `number`."""
+    """Return head and bytes of the samples, as the answer to request `number`."""
     columns = [samples.tokens]
     if samples.labels is not None:
         columns.append(samples.labels)
@@ -49,7 +49,7 @@ def pack(number: int, samples: Samples) -> tuple[SamplesHead, bytes]:
 
 
 def body_bytes(head: SamplesHead, *, sequence_length: int, count: int) -> int:
-    """How many bytes follow. count: samples requested. Raises WireError when the head announces another count."""
+    """Return how many bytes follow. count: samples requested. Raises WireError when the head announces another count."""
     if head.count != count:
         message = f"{head.count} samples were announced, expected {count}"
         raise WireError(message)
@@ -65,7 +65,7 @@ def body_bytes(head: SamplesHead, *, sequence_length: int, count: int) -> int:
 
 
 def unpack(head: SamplesHead, body: bytes, *, sequence_length: int) -> Samples:
-    """The samples of a head and the bytes that followed. Raises WireError."""
+    """Return the samples of a head and the bytes that followed. Raises WireError."""
     view, places, at = memoryview(body), head.count * sequence_length, 0
 
     def take(size: int) -> bytes:
@@ -85,7 +85,7 @@ def unpack(head: SamplesHead, body: bytes, *, sequence_length: int) -> Samples:
 
 
 def join(parts: Sequence[tuple[SamplesHead, Sequence[bytes | memoryview]]], *, sequence_length: int) -> Samples:
-    """The samples of at least one answer, concatenated; where answers differ in form, the richer form is used. Raises WireError.
+    """Return the samples of all answers, concatenated; if their columns differ, all columns of any are used. Raises WireError.
 
     parts: each answer's head and all chunks of its body.
     """
@@ -107,7 +107,7 @@ def _pack_lengths(rows: Sequence[Sequence[int]]) -> bytes:
 
 
 def _unpack_lengths(column: bytes, count: int) -> tuple[tuple[int, ...], ...]:
-    """Raises ValueError for a wrong number of rows, or leftover numbers."""
+    """Read the lengths column. Raises ValueError for a wrong number of rows, or leftover numbers."""
     numbers = array("I", column)
     if sys.byteorder == "big":
         numbers.byteswap()

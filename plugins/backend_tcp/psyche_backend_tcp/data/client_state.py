@@ -15,7 +15,7 @@ from psyche_core.types import BatchId, total_samples
 
 
 class Arrival:
-    """The answer to one request, as far as it has arrived. refusal: why it never will; head and chunks: once `complete`."""
+    """The answer to one request, as far as it has arrived. refusal: why it never will. head, chunks: valid once `complete`."""
 
     def __init__(self, request: protocol.SamplesRequest) -> None:
         self.request = request
@@ -37,12 +37,12 @@ class Arrival:
 
     @property
     def head(self) -> protocol.SamplesHead:
-        """What the bytes mean. Only once `complete`."""
+        """The head of the answer. Only once `complete`."""
         assert self._head is not None
         return self._head
 
     def begin(self, head: protocol.SamplesHead, sequence_length: int) -> None:
-        """Raises WireError for a second head, or one of other samples than requested."""
+        """Take the head. Raises WireError for a second head, or one of other samples than requested."""
         if self._head is not None:
             message = f"the answer to request {head.number} began twice"
             raise WireError(message)
@@ -51,7 +51,7 @@ class Arrival:
         self._head = head
 
     def add(self, chunk: bytes | memoryview) -> None:
-        """Raises WireError for more bytes than announced."""
+        """Take a chunk. Raises WireError for more bytes than announced."""
         if len(chunk) > self._missing:
             message = f"{len(chunk)} bytes came for request {self.request.number}, expected at most {self._missing}"
             raise WireError(message)
@@ -74,21 +74,21 @@ class DataClientState:
         return len(self._open)
 
     def ask(self, batches: tuple[BatchId, ...]) -> tuple[Arrival, bytes]:
-        """Make a request: returns its answer, to be filled in, and the frame to send."""
+        """Make a request; return its answer, which fills up as frames arrive, and the frame to send."""
         request = protocol.SamplesRequest(self._next, batches)
         self._next += 1
         arrival = self._open[request.number] = Arrival(request)
         return arrival, protocol.encode_client(request)
 
     def give_up(self, arrival: Arrival) -> list[bytes]:
-        """The answer is no longer wanted; returns the frames to send."""
+        """Cancel a request whose answer is no longer wanted; return the frames to send."""
         if self._open.pop(arrival.request.number, None) is None:
             return []
 
         return [protocol.encode_client(protocol.Cancel(arrival.request.number))]
 
     def receive(self, payload: bytes) -> None:
-        """Handle a frame. Raises WireError (protocol broken) and RequestRefused (bye): the connection is then over."""
+        """Handle a frame. Raises WireError (protocol broken) and RequestRefused (bye): the connection is then unusable."""
         message = protocol.decode_data(payload)
         if isinstance(message, protocol.AtWork):
             return
@@ -101,7 +101,7 @@ class DataClientState:
             if message.number >= self._next:
                 text = f"an answer came to request {message.number}, which was never sent"
                 raise WireError(text)
-            return  # of a request that was given up
+            return  # a chunk for a cancelled request
 
         match message:
             case protocol.SamplesHead():

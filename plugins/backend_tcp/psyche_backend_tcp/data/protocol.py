@@ -27,7 +27,7 @@ from psyche_core.types import MAX_SAMPLES, BatchId, ClientState, NodeIdentity
 from psyche_core.wire.codec import decode, encode
 
 DATA_VERSION = 2
-"""Of these messages. Version 1 had one request at a time, and its requests began with 1."""
+"""Version of these messages. Version 1 had one request at a time, and its requests began with 1."""
 
 MAX_INTERVALS = 1024
 """Most intervals of one request."""
@@ -54,7 +54,7 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SamplesRequest:
-    """number: identifies the answer, larger than all before. batches: the samples wanted, in order."""
+    """A request for samples. number: identifies the answer, larger than all before. batches: the samples wanted, in order."""
 
     number: int
     batches: tuple[BatchId, ...]
@@ -62,7 +62,7 @@ class SamplesRequest:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A request's answer is no longer wanted; it may have been sent already."""
+    """Cancels a request whose answer is no longer wanted; it may have been sent already."""
 
     number: int
 
@@ -72,7 +72,7 @@ ClientMessage = SamplesRequest | Cancel
 
 @dataclass(frozen=True, slots=True)
 class SamplesHead:
-    """The samples of a request follow: their columns one after the other (`body`).
+    """The head of an answer, after which the samples follow, column by column (`body`).
 
     count: sequences. token_size: bytes per token. labels, position_ids: whether they are included. lengths_bytes: of the column
     of sequence lengths, None when there is none.
@@ -96,7 +96,7 @@ class SamplesChunk:
 
 @dataclass(frozen=True, slots=True)
 class SamplesRefusal:
-    """The request is refused."""
+    """The refusal of a request."""
 
     number: int
     code: str
@@ -120,7 +120,7 @@ DataMessage = SamplesHead | SamplesChunk | SamplesRefusal | AtWork | DataBye
 
 
 def encode_client(message: ClientMessage) -> bytes:
-    """A client's message as a frame."""
+    """Return a client's message as a frame."""
     match message:
         case SamplesRequest(number, batches):
             return encode([3, number, [[batch.first, batch.last] for batch in batches]])
@@ -129,7 +129,7 @@ def encode_client(message: ClientMessage) -> bytes:
 
 
 def decode_client(payload: bytes) -> ClientMessage:
-    """A client's frame. Raises WireError, and RequestRefused (VersionMismatch) for a client of version 1."""
+    """Read a client's frame. Raises WireError, and RequestRefused (VersionMismatch) for a client of version 1."""
     match decode(payload, max_bytes=CLIENT_FRAME):
         case [kind, number, list() as plain] if _are(int, kind) and kind == 3 and _are_numbers(number):
             if 0 < len(plain) <= MAX_INTERVALS:
@@ -148,7 +148,7 @@ def decode_client(payload: bytes) -> ClientMessage:
 
 
 def encode_data(message: DataMessage) -> bytes:
-    """A server's message as a frame."""
+    """Return a server's message as a frame."""
     match message:
         case SamplesChunk(number, chunk):
             return b"".join((_CHUNK, number.to_bytes(8, "big"), chunk))
@@ -163,7 +163,7 @@ def encode_data(message: DataMessage) -> bytes:
 
 
 def decode_data(payload: bytes) -> DataMessage:
-    """A server's frame; a chunk is a view of it. Raises WireError."""
+    """Read a server's frame; a chunk is a view of it. Raises WireError."""
     if payload.startswith(_CHUNK):
         if len(payload) <= _CHUNK_HEAD:
             message = f"a chunk of samples has more than {_CHUNK_HEAD} bytes, got {len(payload)}"
@@ -212,7 +212,7 @@ def _batch(plain: Any) -> BatchId:
 
 
 def _are(kind: type, *values: Any) -> bool:
-    """Whether all values are of exactly this type: for Python True is an int, on the wire it is not."""
+    """Return whether all values are of exactly this type: in Python True is an int, in the protocol it is not."""
     return all(type(value) is kind for value in values)
 
 

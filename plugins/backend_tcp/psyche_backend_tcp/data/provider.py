@@ -30,7 +30,7 @@ RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 2.0
 
 PIECE_BYTES = 1024 * 1024
-"""Bytes of samples per request: enough to make the overhead small, few enough that the server reads while it sends."""
+"""Bytes of samples per request: enough to make the overhead small, and few enough that the server reads while it sends."""
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """Most bytes of requested samples in flight on a connection."""
@@ -68,7 +68,7 @@ class ServerData(DataProvider):
 
     @classmethod
     def from_context(cls, context: DataContext) -> ServerData:
-        """The provider for a context with `ServerSettings`."""
+        """Return the provider for a context with `ServerSettings`."""
         return cls(context)
 
     async def __aenter__(self) -> Self:
@@ -92,12 +92,12 @@ class ServerData(DataProvider):
         return self._num_sequences
 
     async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
-        """The samples in order. Raises DataError (refused, or no connection within the timeout), TimeoutError."""
+        """Return the samples in order. Raises DataError (refused, or no connection within the timeout), TimeoutError."""
         request = ReadRequest(self._pieces(batches))
         lost: BaseException | None = None
         try:
             with anyio.fail_after(timeout):
-                pause = 0.0  # no pause before the first retry: a long idle connection is often closed
+                pause = 0.0  # the first retry comes at once, because a long idle connection is often closed
                 while batches:
                     try:
                         connection = await self._connected(timeout)
@@ -135,7 +135,7 @@ class ServerData(DataProvider):
             await connection.aclose()
 
     def _pieces(self, batches: Sequence[BatchId]) -> Iterator[tuple[BatchId, ...]]:
-        """The batches, split and grouped into requests that the server allows."""
+        """Yield the batches, split and grouped into requests that the server allows."""
         left, piece = self._piece_samples, list[BatchId]()
         for batch in batches:
             first = batch.first
@@ -152,7 +152,7 @@ class ServerData(DataProvider):
             yield tuple(piece)
 
     async def _connected(self, timeout: float) -> SharedConnection:
-        """The connection; a new one if there is none that works."""
+        """Return the connection; a new one if there is none that works."""
         async with self._connecting:
             if self._connection is not None and self._connection.lost is not None:
                 connection, self._connection = self._connection, None
@@ -176,7 +176,7 @@ class ServerData(DataProvider):
         return SharedConnection(connection.frames, sequence_length=self._sequence_length, window=window)
 
     def _learn(self, facts: Mapping[str, int]) -> int:
-        """Check and store a server's facts; returns the window, in requests. Raises DataError when they do not suit us."""
+        """Check and store a server's facts; return the window, in requests. Raises DataError if we cannot use the server."""
         version = facts.get("version", 1)
         if version != DATA_VERSION:
             message = (
@@ -213,7 +213,7 @@ class ServerData(DataProvider):
 
 
 def _in_words(error: BaseException) -> str:
-    """What a refusal means for a member, as the end of a sentence."""
+    """Return what a refusal means for a member, as the end of a sentence."""
     if isinstance(error, RequestRefused) and error.code == NOT_IN_EPOCH:
         return (
             f"has nothing for us now ({error.code}): the coordinator does not count us among the healthy members of this epoch, "
@@ -229,5 +229,5 @@ def _in_words(error: BaseException) -> str:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether retrying is useless."""
+    """Return whether retrying is useless."""
     return isinstance(error, CommandRefused | RequestRefused) and error.code not in ("Busy", "RateLimited", "Idle")

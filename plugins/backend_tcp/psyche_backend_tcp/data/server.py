@@ -37,11 +37,11 @@ from psyche_core.wire.signing import SecretKey
 logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 READ_SECONDS = 60.0
-"""Timeout of one read of the provider."""
+"""Timeout of one read from the provider."""
 
 
 class DataServer:
-    """Serves a provider's samples. Made by `bind`; its owner has entered the provider and closes it."""
+    """Serves a provider's samples. Made by `bind`; the caller enters and closes the provider."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class DataServer:
     ) -> DataServer:
         """Start listening. Reads one sample to learn the token size. Raises UserError (host, port), DataError, TimeoutError.
 
-        key: proves our identity to clients; the coordinator's key. allowed: whether a key may log in; None allows all. members:
-        the keys that always get a place.
+        key: proves our identity to clients; the coordinator's key. allowed: returns whether a key may log in; None allows all.
+        members: returns the keys that always get a place.
         """
         first = await provider.read([BatchId(0, 0)], timeout=READ_SECONDS)
         listener = await Listener.bind(
@@ -95,7 +95,7 @@ class DataServer:
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
+        """The address for clients."""
         return self._listener.address
 
     async def serve(self) -> None:
@@ -111,7 +111,7 @@ class DataServer:
         await self._listener.aclose()
 
     async def _read(self, identity: NodeIdentity, request: SamplesRequest) -> Samples:
-        """The samples of a request. Raises RequestRefused."""
+        """Return the samples of a request. Raises RequestRefused."""
         check_request(self._state(), identity, request.batches, at_most=self._request_samples)
         try:
             async with self._reading:
@@ -132,7 +132,7 @@ class DataServer:
 
 
 class _Visit:
-    """One connection: receives requests, has them read one after the other, and sends what is ready, all concurrently."""
+    """One connection: receives requests, reads their samples one after the other, and sends what is ready, all concurrently."""
 
     def __init__(
         self, accepted: AcceptedConnection, limits: Limits, read: Callable[[NodeIdentity, SamplesRequest], Awaitable[Samples]]
@@ -148,7 +148,7 @@ class _Visit:
         self._changed = anyio.Event()
 
     async def run(self) -> None:
-        """Run until the peer is gone, idle for long, or broke the protocol."""
+        """Run until the peer has disconnected, was idle for long, or broke the protocol."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._supply)
             group.start_soon(self._read_requests)
@@ -160,14 +160,14 @@ class _Visit:
         requests = TokenBucket(limits.data_requests_per_second, burst=limits.data_burst)
         sizes = TokenBucket(limits.bytes_per_second, burst=limits.burst_bytes)
         while True:
-            if self._answers.full:  # stop reading from a peer with too many requests
+            if self._answers.full:  # receive nothing from a peer with too many requests
                 await self._changed.wait()
                 continue
 
             try:
                 payload = await self._next_frame()
                 self._take(payload)
-            except TimeoutError:  # an OSError too, so it comes first
+            except TimeoutError:  # before the next clause, because it is an OSError too
                 return self._part("Idle", "there was no request for a while; connect again when you need samples")
             except CONNECTION_LOST:
                 return self._part("Closed", "you have closed the connection")
@@ -181,7 +181,7 @@ class _Visit:
             await anyio.sleep(max(requests.take(now), sizes.take(now, len(payload))))
 
     async def _next_frame(self) -> bytes:
-        """Raises TimeoutError when the peer is idle, WireError, and what a lost connection raises."""
+        """Return the next frame. Raises TimeoutError when the peer is idle, WireError, and the errors of a lost connection."""
         while True:
             with anyio.move_on_after(self._limits.data_idle_seconds):
                 return await self._frames.receive()
@@ -202,7 +202,7 @@ class _Visit:
         self._notify()
 
     async def _supply(self) -> None:
-        """Have the provider read the requests, one after the other."""
+        """Read the requested samples from the provider, one request after the other."""
         answers = self._answers
         while True:
             request = answers.next_to_read()
@@ -222,7 +222,7 @@ class _Visit:
             self._notify()
 
     async def _send(self) -> None:
-        """Send what is ready, or a keepalive; returns when the connection should be closed."""
+        """Send what is ready, or a keepalive; return when the connection should be closed."""
         sent_at = anyio.current_time()
         while not self._answers.parted:
             changed, frames = self._changed, self._answers.outgoing()

@@ -1,4 +1,4 @@
-"""The server's state of one data connection: what was requested, what is being read, and what is still to be sent. Pure.
+"""The server's state of one data connection: waiting requests, the request being read, and answers to be sent. Pure.
 
 Requests are read in the order they came, and only while the answers in memory are below a limit. Answers that are ready are
 sent in turns, one chunk each, so that a small one need not wait for a large one. A cancelled request is dropped at once, at any
@@ -24,7 +24,7 @@ class _Outgoing:
 class DataServerState:
     """Requests of one peer and their answers.
 
-    requests: most in flight. buffer: bytes of answers in memory at which no more is read. chunk: bytes of a frame of samples.
+    requests: most in flight. buffer: bytes of answers in memory at which reading pauses. chunk: bytes of a frame of samples.
     write: bytes of frames to send at once.
     """
 
@@ -44,12 +44,12 @@ class DataServerState:
 
     @property
     def under_way(self) -> int:
-        """Requests not yet answered completely."""
+        """Number of requests not yet answered completely."""
         return len(self._waiting) + (self._reading is not None) + len(self._outgoing) + len(self._short)
 
     @property
     def full(self) -> bool:
-        """Whether the peer has so many requests that it should not be read now."""
+        """Whether the peer has so many requests that nothing should be received from it now."""
         return self.under_way >= self._requests
 
     def ask(self, request: protocol.SamplesRequest) -> None:
@@ -62,7 +62,7 @@ class DataServerState:
         self._waiting[request.number] = request
 
     def cancel(self, number: int) -> bool:
-        """Drop a request. True when it is being read: stop that read and then call `give_up`."""
+        """Drop a request. Return True when it is being read: stop that read and then call `give_up`."""
         self._waiting.pop(number, None)
         for one in self._outgoing:
             if one.head.number == number:
@@ -72,7 +72,7 @@ class DataServerState:
         return self._reading == number
 
     def next_to_read(self) -> protocol.SamplesRequest | None:
-        """The request to read now, or None. Then call `answer`, `refuse` or `give_up`."""
+        """Return the request to read now, or None. Call `answer`, `refuse` or `give_up` afterwards."""
         if not self._waiting or self._reading is not None or self.held >= self._buffer:
             return None
 
@@ -81,18 +81,18 @@ class DataServerState:
         return request
 
     def answer(self, head: protocol.SamplesHead, body: bytes) -> None:
-        """The request was read."""
+        """Queue the answer of the request that was read."""
         self._reading = None
         self._outgoing.append(_Outgoing(head, memoryview(body)))
         self.held += len(body)
 
     def refuse(self, number: int, code: str, sentence: str) -> None:
-        """The request cannot be read, or is not allowed."""
+        """Queue a refusal of a request that cannot be read or is not allowed."""
         self._reading = None
         self._short.append(protocol.encode_data(protocol.SamplesRefusal(number, code, sentence)))
 
     def give_up(self) -> None:
-        """The request being read was cancelled."""
+        """Note that the request being read was cancelled."""
         self._reading = None
 
     def part(self, code: str, sentence: str) -> None:
@@ -100,7 +100,7 @@ class DataServerState:
         self._bye = protocol.encode_data(protocol.DataBye(code, sentence))
 
     def outgoing(self) -> list[bytes]:
-        """The next frames to send, as one write; empty when there is nothing now, or when `parted`."""
+        """Return the next frames to send, as one write; empty when there is nothing now, or when `parted`."""
         if self._bye is not None:
             frames = [] if self.parted else [self._bye]
             self.parted = True
@@ -126,5 +126,5 @@ class DataServerState:
         return frames
 
     def sign_of_life(self) -> list[bytes]:
-        """The keepalive to send after a while without frames, if the peer waits for us."""
+        """Return the keepalive to send after a while without frames; empty if the peer does not wait for us."""
         return [protocol.encode_data(protocol.AtWork())] if self.under_way else []

@@ -1,9 +1,9 @@
 """One connection to the data server, shared by all reads of a provider.
 
-There is no reader task: whichever read waits for samples receives the next frame, whichever read that frame is for. So a
-connection on which nobody waits is not read. Each read requests its next pieces before the first has arrived, within a window
-that all reads share. A read that ends early cancels its requests. After any error the connection is not used again: `lost`
-holds the error, and every read on the connection gets it.
+There is no reader task: any read that waits for samples receives the next frame, for whichever read that frame is. So a
+connection on which no read waits is not read. Each read requests its next pieces before the first has arrived, within a window
+that all reads share. A read that ends early cancels its requests. After any error the connection is not used again: `lost` holds
+the error, and every read on the connection raises it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from psyche_core.types import BatchId
 from psyche_core.wire.frames import FramedStream
 
 SILENCE_SECONDS = 10.0
-"""A server that owes us samples sends something every few seconds; after this long without data it is considered lost."""
+"""A server that still has samples to send sends something every few seconds; after this long without data it counts as lost."""
 
 SEND_SECONDS = 5.0
 """Timeout for sending a request; a cancelled read waits for it, because half a request would make the connection unusable."""
 
-_SECOND_LOOK_SECONDS = 0.5  # if we were blocked ourselves, data has arrived already
+_SECOND_LOOK_SECONDS = 0.5  # if this process itself was blocked, data has already arrived
 
 
 class ReadRequest:
@@ -38,11 +38,11 @@ class ReadRequest:
         self.arrived: dict[int, Arrival] = {}
 
     def next(self) -> tuple[int, tuple[BatchId, ...]] | None:
-        """Index and batches of a piece to request; None when all have been handed out."""
+        """Return index and batches of a piece to request; None when all have been requested."""
         return self._again.pop() if self._again else next(self._fresh, None)
 
     def put_back(self, place: int, piece: tuple[BatchId, ...]) -> None:
-        """The piece did not arrive; request it again."""
+        """Return a piece that did not arrive, so that it is requested again."""
         self._again.append((place, piece))
 
 
@@ -63,7 +63,7 @@ class SharedConnection:
     async def fetch(self, request: ReadRequest) -> None:
         """Fetch all pieces of a request. If it fails, arrived pieces stay, and the rest may be fetched on another connection.
 
-        Raises RequestRefused when the server refuses a piece or says bye, WireError, and what a lost connection raises.
+        Raises RequestRefused when the server refuses a piece or says bye, WireError, and the errors of a lost connection.
         """
         asked: dict[int, Arrival] = {}
         self._reads += 1
@@ -94,7 +94,7 @@ class SharedConnection:
             await self._frames.aclose()
 
     async def _ask(self, request: ReadRequest, asked: dict[int, Arrival]) -> None:
-        """Request as many pieces as the window allows; at least one is always in flight while there are any."""
+        """Request as many pieces as the window allows; at least one is always in flight while any are left."""
         if len(asked) >= self._own_window:
             return
 
@@ -119,7 +119,7 @@ class SharedConnection:
             return
 
         if not self._any_news() and anyio.current_time() - self._received_at > SILENCE_SECONDS / 2:
-            self.lost = ConnectionError("the data server sent nothing")  # or reads with short timeouts would never notice
+            self.lost = ConnectionError("the data server sent nothing")  # otherwise reads with short timeouts would never notice
             return
 
         with anyio.CancelScope(shield=True), contextlib.suppress(*CONNECTION_LOST):
@@ -127,7 +127,7 @@ class SharedConnection:
                 await self._send(frames)
 
     async def _send(self, frames: Sequence[bytes]) -> None:
-        """Send whole frames, even if our caller is cancelled meanwhile. Raises what a lost connection raises."""
+        """Send whole frames, even if our caller is cancelled meanwhile. Raises the errors of a lost connection."""
         self._check()
         with anyio.move_on_after(SEND_SECONDS, shield=True):
             try:
@@ -149,7 +149,7 @@ class SharedConnection:
             raise
 
     async def _receive(self) -> bytes:
-        """The next frame. A connection that was cut may stay half open, so long silence counts as a lost connection."""
+        """Return the next frame. A connection that was cut may stay half open, so long silence counts as a lost connection."""
         again = False
         while True:
             left = self._received_at + SILENCE_SECONDS - anyio.current_time()
@@ -165,7 +165,7 @@ class SharedConnection:
             again = not news
 
     def _any_news(self) -> bool:
-        """Whether bytes came since the last call: on a slow connection one frame may take longer than SILENCE_SECONDS."""
+        """Return whether bytes came since the last call: on a slow connection one frame may take longer than SILENCE_SECONDS."""
         if self._frames.bytes_received == self._bytes_seen:
             return False
 

@@ -1,5 +1,5 @@
-"""The coordinator server: the `Hub` decides, `tcp_server` acts.
+"""The coordinator server: the `Hub` decides, and `tcp_server` does the I/O.
 
-`documents` are the states that clients follow, `key_records` what is known of a key; `initial_state` and `state_store` keep the
-state on disk. The coordinator's rules are in psyche-core.
+`documents` are the states that clients follow, and `key_records` the data about each key; `initial_state` and `state_store` keep
+the state on disk. The coordinator's rules are in psyche-core.
 """

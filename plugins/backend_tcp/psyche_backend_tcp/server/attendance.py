@@ -1,7 +1,7 @@
-"""Members that are away: how long they may be, when they are withdrawn, and how long a restarted server's clock waits for them.
+"""Absent members: how long they may be absent, when they are withdrawn, and how long a restarted server's clock waits for them.
 
 Pure. After a restart the coordinator's clock stands still until the members are back, so that a phase whose time is over does not
-end before they can take part. What is kept of each key is in `key_records`; connections are the hub's.
+end before they can take part. `key_records` has the data about each key, and the hub has the connections.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 
 class Attendance:
-    """Decides what follows from absence. withdraw_lost: whether a member that does not return in time is withdrawn."""
+    """Decides what happens to absent members. withdraw_lost: whether a member that does not return in time is withdrawn."""
 
     def __init__(self, hosted: HostedState, keys: KeyRecords, limits: Limits, *, withdraw_lost: bool) -> None:
         self._hosted = hosted
@@ -31,12 +31,12 @@ class Attendance:
         self._withdrawn: list[tuple[bytes, str]] = []
 
     def reopen(self, addresses: Mapping[bytes, bytes], began: ClockTime) -> None:
-        """The server continues a run: all members are away since then. addresses: that they had published."""
+        """Note that the server continues a run: all members are absent since then. addresses: those they had published."""
         self._keys.restore(addresses, self._hosted.members(), began.monotonic)
         self._reopening_until = began.monotonic + self._limits.reopening_seconds
 
     def tick(self, now: ClockTime) -> None:
-        """Let the coordinator look at the clock, unless it stands still."""
+        """Let the coordinator check the clock, unless it stands still."""
         if not self._hosted.current.run_state.halted and not self._clock_stands(now):
             self._hosted.apply(Tick(), now.unix)
 
@@ -48,10 +48,10 @@ class Attendance:
                 self.withdraw(signer, now, why="not back" if self._keys[signer].restored else "lost")
 
     def withdraw(self, signer: bytes, now: ClockTime, *, why: str) -> None:
-        """Withdraw a member that did not ask for it, and forget its address."""
+        """Withdraw a member without its request, and forget its address."""
         identity = NodeIdentity(signer, signer)
         healthy = self._hosted.is_healthy(signer)
-        self._hosted.version += 1  # its address is removed too
+        self._hosted.version += 1  # because its address is removed too
         self._keys.forget(signer)
         try:
             self._hosted.apply(Withdraw(identity), now.unix)
@@ -65,7 +65,7 @@ class Attendance:
         self.tick(now)
 
     def take_withdrawn(self) -> list[tuple[bytes, str]]:
-        """Healthy members withdrawn since the last call, and why."""
+        """Return the healthy members withdrawn since the last call, and why."""
         taken, self._withdrawn = self._withdrawn, []
         return taken
 

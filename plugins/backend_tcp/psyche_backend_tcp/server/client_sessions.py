@@ -1,7 +1,7 @@
-"""Reads and writes the connections of clients that have logged in, and asks a key's older connection whether it still answers.
+"""Reads and writes the connections of logged-in clients, and checks whether a key's older connection still answers.
 
-The `Hub` decides what is sent and what a frame means; the listener has let the client in. Saving and the run's clock are in
-`tcp_server`.
+The `Hub` decides what is sent and what a frame means; the listener has admitted the client. `tcp_server` saves the state and
+keeps the run's clock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from psyche_core.types import NodeIdentity
 from psyche_core.wire.frames import FramedStream
 
 FAREWELL_SECONDS = 1.0
-"""How long a client that was told bye has to close its connection."""
+"""Seconds that a client has to close its connection after a bye."""
 
 
 class ClientSessions:
@@ -50,13 +50,13 @@ class ClientSessions:
         self._changed = anyio.Event()
 
     def wake(self) -> None:
-        """Send what the hub has to send."""
+        """Wake the connections for which the hub has something to send."""
         for number in self._hub.take_to_flush():
             if number in self._wakes:
                 self._wakes[number].set()
 
     def note_change(self) -> None:
-        """Something may have changed: `until` looks again."""
+        """Note that something may have changed, so that `until` checks its condition again."""
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -72,7 +72,7 @@ class ClientSessions:
     async def attend(self, accepted: AcceptedConnection) -> None:
         """Serve a client that has logged in until its connection ends."""
         try:
-            await self.check_key(accepted.public)  # again: others may have come in while this one was welcomed
+            await self.check_key(accepted.public)  # again, because another connection may have been accepted during the welcome
         except LoginRefused as refused:
             await _say_bye(accepted.frames, Bye(refused.code, refused.message), within=self._limits.send_seconds)
             return
@@ -95,7 +95,7 @@ class ClientSessions:
             self._notify()
 
     async def check_key(self, public: bytes) -> None:
-        """Raise LoginRefused while another connection of the key answers pings. A dead one is closed, or stays silent."""
+        """Raise LoginRefused while another connection of the key answers pings. A connection that does not answer is given up."""
         while (number := self._hub.connection_of(public)) is not None:
             pong = self._hub.ping(number, self._now())
             self._notify()
@@ -146,7 +146,7 @@ class ClientSessions:
 async def _say_bye(frames: FramedStream, bye: Bye, *, within: float) -> None:
     """Tell a client why it is not served, and wait until it has closed: closing with unread bytes would discard the bye.
 
-    within: seconds for the bye.
+    within: seconds for sending the bye.
     """
     with contextlib.suppress(*CONNECTION_LOST, WireError):
         with anyio.move_on_after(within):

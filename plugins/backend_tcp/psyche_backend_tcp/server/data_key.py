@@ -1,6 +1,6 @@
-"""The data server's key in the run's model: in the state that members are told it follows the place of their data server.
+"""The data server's key in the run's model: in the state that members get, the key follows the data server's address.
 
-So a client that knows the coordinator can verify the data server. The run's file has the place alone.
+So a client that knows the coordinator can verify the data server. The run's file has only the address.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from psyche_core.config.run_config import Choice, ModelConfig
 
 
 def with_data_key(model: ModelConfig, key: bytes | None) -> ModelConfig:
-    """The model whose data server is published with this key; without a key for None, as in the run's file."""
+    """Return the model whose data server is published with this key; None: without a key, as in the run's file."""
     llm = model.LLM
     if llm.data_location.name != "Server":
         return model

@@ -1,9 +1,10 @@
-"""The documents that all clients follow: built once per version, kept for a while, encoded once for clients that need the same.
+"""The documents that all clients follow: built once per version, kept for a while, encoded once for clients with the same
+version.
 
-A new document shares unchanged parts with the previous one, so keeping many is cheap and so is comparing them. A document is
-identified by the SHA-256 of its encoding. The last 64 are kept, so that a client that was away gets only the changes; a client
-with an older one (or one from before a restart of the server) gets the whole document. A document is first drafted and later
-published by its owner, because it is written to disk in between.
+A new document shares unchanged parts with the previous one, so keeping and comparing many is cheap. A document is identified by
+the SHA-256 of its encoding. The last 64 are kept, so that a client that was absent gets only the changes; a client with an older
+one (or one from before a restart of the server) gets the whole document. A document is first drafted and later published by its
+owner, because it is written to disk in between.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Documents:
         return self._newest
 
     def draft(self, state: CoordinatorState, addresses: Mapping[bytes, bytes]) -> Draft | None:
-        """A new version, None when nothing changed since the last draft."""
+        """Return a new version, None when nothing changed since the last draft."""
         patch = diff(self._drafted.tree, make_document(state, addresses, self._relays))
         if patch is None:
             return None
@@ -79,11 +80,11 @@ class Documents:
         self.versions += 1
 
     def named(self, digest: bytes) -> Document | None:
-        """A published version that is still kept."""
+        """Return a published version that is still kept, else None."""
         return self._known.get(digest)
 
     def frame(self, known: Document | None) -> bytes:
-        """The frame that turns a version (None: nothing) into the newest; built once for all clients with the same version."""
+        """Return the frame that turns a version (None: nothing) into the newest; built once for all clients with that version."""
         key = None if known is None else known.digest
         if key not in self._frames:
             self._frames[key] = self._make_frame(known)

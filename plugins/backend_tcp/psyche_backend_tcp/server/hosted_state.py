@@ -1,7 +1,7 @@
 """The coordinator's state on the server: commands change it, and each change is counted until it is on disk.
 
-Pure. The `Hub` decides which commands are applied and who is told. `version` counts changes, also those of members' addresses,
-which are in the same document; `saved` is the newest version on disk.
+Pure. The `Hub` decides which commands are applied and who is informed. `version` counts changes, including those of members'
+addresses, which are in the same document; `saved` is the newest version on disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from psyche_core.types import ClientState
 
 @dataclass(frozen=True, slots=True)
 class ClockTime:
-    """monotonic: seconds, for timeouts; unix: whole seconds since 1970, for the coordinator."""
+    """A time. monotonic: seconds, for timeouts; unix: whole seconds since 1970, for the coordinator."""
 
     monotonic: float
     unix: int
@@ -47,20 +47,20 @@ class HostedState:
         self._changes: deque[tuple[int, CoordinatorState, tuple[Event, ...]]] = deque()
 
     def members(self) -> set[bytes]:
-        """Signers of all clients that wait for an epoch or take part in the current one."""
+        """Return the signers of all clients that wait for an epoch or take part in the current one."""
         return self._waiting() | {client.id.signer for client in self.current.epoch.clients}
 
     def awaited(self) -> set[bytes]:
-        """Those of them that the coordinator counts on: they wait, or are healthy."""
+        """Return the signers of members that the coordinator waits for: those that wait for an epoch, and healthy ones."""
         clients = self.current.epoch.clients
         return self._waiting() | {client.id.signer for client in clients if client.state is ClientState.Healthy}
 
     def is_healthy(self, signer: bytes) -> bool:
-        """Whether it takes part in the current epoch, and was neither dropped nor withdrawn."""
+        """Return whether a member takes part in the current epoch, and was neither dropped nor withdrawn."""
         return any(client.id.signer == signer and client.state is ClientState.Healthy for client in self.current.epoch.clients)
 
     def apply(self, command: Command, unix: int, *, data_key: bytes | None = None) -> None:
-        """Apply a command. unix: seconds since 1970. data_key: is put into the model afterwards. Raises CoordinatorError."""
+        """Apply a command. unix: seconds since 1970. data_key: written into the model afterwards. Raises CoordinatorError."""
         state, events = apply(self.current, command, unix, self._draw_seed())
         if data_key is not None:
             state = replace(state, model=with_data_key(state.model, data_key))
@@ -75,9 +75,9 @@ class HostedState:
         self._changes.append((self.version, state, events))
 
     def apply_owners(self, command: Command, unix: int) -> None:
-        """The same for a command of the run's owner, whose model names the data server as the run's file does: without a key.
+        """Apply a command of the run's owner, whose model names the data server without a key, as the run's file does.
 
-        The coordinator checks the model so; with the key it is too long.
+        The coordinator checks the model in this form; with the key it would be too long.
         """
         if isinstance(command, UpdateConfig) and self._data_key is not None:
             model = with_data_key(command.model or self.current.model, None)
@@ -86,7 +86,7 @@ class HostedState:
             self.apply(command, unix)
 
     def take_unsaved(self) -> int | None:
-        """The version to write to disk now, None if the newest one was taken already."""
+        """Return the version to write to disk now; None if the newest one was taken already."""
         if self._taken == self.version:
             return None
 
@@ -94,7 +94,7 @@ class HostedState:
         return self.version
 
     def take_changes(self) -> list[tuple[CoordinatorState, tuple[Event, ...]]]:
-        """Saved states that differ from their predecessor, with their events, since the last call."""
+        """Return saved states that differ from their predecessor, with their events, since the last call."""
         changes = []
         while self._changes and self._changes[0][0] <= self.saved:
             _, state, events = self._changes.popleft()

@@ -1,12 +1,13 @@
 """The coordinator server's logic, without sockets, clocks or disks: takes frames of connections, returns the frames to send.
 
-Each key has one connection. The caller pings it when the key logs in again (`ping`, `give_up`) and refuses the newcomer if
-it answers; otherwise `connect` replaces it, and its end withdraws nobody. A lost member may return for a while (`attendance`). A
-slow reader gets fewer, merged changes (`open_connection`). Nothing is sent when nothing changed.
+Each key has one connection. When the key logs in again, the caller pings the older connection (`ping`, `give_up`) and refuses the
+new one if the older answers; otherwise `connect` replaces the older connection, whose end then withdraws no member. A lost member
+may return for a while (`attendance`). A slow reader gets fewer, merged changes (`open_connection`). Nothing is sent when nothing
+changed.
 
-Write-ahead: neither a changed state nor the answer to the request that changed it is sent before the caller reports with
-`saved` that the change is on disk. Changes during a write are collected and written together. The owner's commands are not
-accepted from connections; use `submit`.
+Write-ahead: neither a changed state nor the answer to the request that changed it is sent before the caller reports with `saved`
+that the change is on disk. Changes during a write are collected and written together. The owner's commands are not accepted from
+connections; use `submit`.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ _ONE_KEY_EACH = (
 )
 _REPLACED = f"this key has logged in again, from another client, while this one did not answer; {_ONE_KEY_EACH}"
 KEY_IN_USE = protocol.Bye("KeyInUse", f"another client takes part with this key now, and answers; {_ONE_KEY_EACH}")
-"""What a newcomer is told whose key another client uses."""
+"""The bye for a new connection whose key another client uses."""
 
 NOT_ALLOWED = protocol.Bye("NotAllowed", "the run's owner removed your key from the list of those who may take part")
-"""What a client is told whose key is no longer allowed."""
+"""The bye for a client whose key is no longer allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingSave:
-    """What must be on disk before anybody is told. version counts changes; draft is None when they cancelled each other out.
+    """A change that must be on disk before anybody is told. version counts changes; draft is None if they cancelled each other.
 
     opening: the run's own configuration, while the state has another one for its first epoch.
     """
@@ -63,9 +64,9 @@ class PendingSave:
 class Hub:
     """The coordinator's state and all connections to it.
 
-    draw_seed: called for each command, returns an unpredictable u64. opening: the configuration that replaces the state's at
-    the first round. addresses: of the members of a resumed state; began: when it was resumed. relays: offered to clients.
-    data_key: with which the state names the run's data server, None for a state that names none so.
+    draw_seed: called for each command, returns an unpredictable u64. opening: the configuration that replaces the state's at the
+    first round. addresses: of the members of a resumed state; began: when it was resumed. relays: offered to clients. data_key:
+    the key with which the state names the run's data server; None if the state names none with a key.
 
     After any call the caller collects `take_pending_save` (to be written and confirmed with `saved`), then `take_to_flush`
     (connections whose `outgoing` may have frames) and `take_changes`.
@@ -101,12 +102,12 @@ class Hub:
 
     @property
     def state(self) -> CoordinatorState:
-        """The current state; members may not have been told of it yet."""
+        """The current state; members may not have received it yet."""
         return self._hosted.current
 
     @property
     def versions(self) -> int:
-        """How many documents were published."""
+        """Number of documents that were published."""
         return self._documents.versions
 
     @property
@@ -116,15 +117,15 @@ class Hub:
 
     @property
     def connected(self) -> int:
-        """Connections that are not closed yet."""
+        """Number of connections that are not closed yet."""
         return len(self._connections)
 
     def members(self) -> set[bytes]:
-        """Signers of all clients that wait for an epoch or take part in the current one."""
+        """Return the signers of all clients that wait for an epoch or take part in the current one."""
         return self._hosted.members()
 
     def take_pending_save(self) -> PendingSave | None:
-        """What changed since the last call, None when nothing did. Nobody is told of it before `saved`."""
+        """Return what changed since the last call, None when nothing did. It is not sent before `saved` is called."""
         version = self._hosted.take_unsaved()
         if version is None:
             return None
@@ -133,7 +134,7 @@ class Hub:
         return PendingSave(version, draft, self._hosted.opening)
 
     def saved(self, pending_save: PendingSave) -> None:
-        """A change is on disk: its answers and its document may be sent."""
+        """Note that a change is on disk: its answers and its document may be sent."""
         self._hosted.saved = pending_save.version
         if pending_save.draft is not None:
             self._documents.publish(pending_save.draft)
@@ -141,35 +142,35 @@ class Hub:
         self._to_flush.update(number for number, connection in self._connections.items() if connection.holds_answers)
 
     def take_to_flush(self) -> set[int]:
-        """Connections that since the last call have something to send or must be closed."""
+        """Return connections that since the last call have something to send or must be closed."""
         to_flush, self._to_flush = self._to_flush & self._connections.keys(), set()
         return to_flush
 
     def take_changes(self) -> list[tuple[CoordinatorState, tuple[Event, ...]]]:
-        """Saved states that differ from their predecessor, with their events, since the last call."""
+        """Return saved states that differ from their predecessor, with their events, since the last call."""
         return self._hosted.take_changes()
 
     def take_withdrawn(self) -> list[tuple[bytes, str]]:
-        """Healthy members withdrawn since the last call, and why; call it before `take_changes`.
+        """Return healthy members withdrawn since the last call, and why; call it before `take_changes`.
 
-        `lost`, `not back` (no connection since this server continued the run), `not allowed`.
+        The reasons: `lost`, `not back` (no connection since this server continued the run), `not allowed`.
         """
         return self._attendance.take_withdrawn()
 
     def take_figures(self) -> list[tuple[bytes, WitnessMetadata]]:
-        """Signers of witnesses whose statements were accepted since the last call, and the unverified figures they sent."""
+        """Return witnesses whose statements were accepted since the last call: signers, and unverified figures they sent."""
         taken, self._figures = self._figures, []
         return taken
 
     def take_later(self) -> list[tuple[bytes, protocol.LaterState]]:
-        """Members that since the last call said that they were told of a later state than ours; each member says so once."""
+        """Return members that since the last call reported a later state than ours; each member is returned once."""
         taken, self._later = self._later, []
         return taken
 
     # ------------------------------------------------------------ connections
 
     def connect(self, identity: NodeIdentity, now: ClockTime, *, known: bytes = b"") -> int:
-        """A key has logged in; returns the number of its connection. An older connection of the key gets a bye and is closed.
+        """Register the connection of a key that has logged in; return its number. An older connection of the key gets a bye.
 
         known: hash of the document that the client still has.
         """
@@ -191,33 +192,33 @@ class Hub:
         return number
 
     def connection_of(self, signer: bytes) -> int | None:
-        """Number of the connection that a key has now, unless it is being closed or was given up."""
+        """Return the number of a key's present connection, unless it is being closed or was given up; else None."""
         entry = self._key_records.get(signer)
         number = None if entry is None else entry.connection
         return None if number is None or self.is_closing(number) or self._connections[number].given_up else number
 
     def give_up(self, number: int) -> None:
-        """A connection did not answer a ping: until something comes from it, the next login of its key takes its place."""
+        """Note that a connection did not answer a ping. Unless it sends something, the next login of its key replaces it."""
         connection = self._connections.get(number)
         if connection is not None:
             connection.given_up = True
 
     def ping(self, number: int, now: ClockTime) -> int:
-        """Ping a connection; returns the number of the pong that answers it, for `has_answered`."""
+        """Ping a connection; return the number of the pong that answers it, for `has_answered`."""
         self._connections[number].ping(now.monotonic)
         self._to_flush.add(number)
         return self._connections[number].pings
 
     def has_answered(self, number: int, pong: int) -> bool:
-        """Whether that pong has come, and the connection is open. A client sends one for each ping, in order."""
+        """Return whether that pong has come and the connection is open. A client sends one for each ping, in order."""
         return not self.is_closing(number) and self._connections[number].pongs >= pong
 
     def is_settled(self, number: int, pong: int) -> bool:
-        """Whether that pong has come, or cannot come any more."""
+        """Return whether that pong has come, or cannot come any more."""
         return self.is_closing(number) or self.has_answered(number, pong)
 
     def disconnect(self, number: int, now: ClockTime) -> None:
-        """A connection ended. Its member is withdrawn unless it returns in time; the end of a replaced one does not count."""
+        """Note that a connection ended. Its member is withdrawn unless it returns in time, or the connection was replaced."""
         connection = self._connections.pop(number, None)
         if connection is None:
             return
@@ -240,7 +241,7 @@ class Hub:
                 self._attendance.withdraw(signer, now, why="not allowed")
 
     def receive(self, number: int, payload: bytes, now: ClockTime) -> float:
-        """Handle a frame; returns seconds to wait before reading the next. A bad frame closes only this connection."""
+        """Handle a frame; return seconds to wait before reading the next. A bad frame closes only this connection."""
         connection = self._connections.get(number)
         if connection is None or connection.closing:
             return 0.0
@@ -264,7 +265,7 @@ class Hub:
         return max(requests.take(now.monotonic, cost), connection.sizes.take(now.monotonic, len(payload)))
 
     def refuse(self, number: int, sentence: str) -> None:
-        """A connection broke the protocol below the level of messages."""
+        """Close a connection that sent a malformed frame."""
         if number in self._connections:
             self._send_bye(number, "BadMessage", sentence)
 
@@ -281,7 +282,7 @@ class Hub:
         return frames
 
     def is_closing(self, number: int) -> bool:
-        """Whether the connection should be closed once its outgoing frames are sent."""
+        """Return whether the connection should be closed once its outgoing frames are sent."""
         connection = self._connections.get(number)
         return connection is None or connection.closing
 
@@ -342,7 +343,7 @@ class Hub:
                 self._to_flush.add(number)
 
     def _note_later(self, signer: bytes, known: protocol.LaterState) -> None:
-        """A client was told of a later state. Nobody can check that, so it is only reported; it is possible after a restart."""
+        """Note that a client reports a later state, which is possible after a restart. It cannot be checked, only reported."""
         if self._resumed and known > protocol.LaterState.of(self.state) and signer in self._hosted.members() - self._knew_later:
             self._knew_later.add(signer)
             self._later.append((signer, known))

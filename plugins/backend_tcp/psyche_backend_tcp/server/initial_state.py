@@ -25,7 +25,7 @@ _MOVES_BY_ITSELF = ("model.LLM.checkpoint",)
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """opening: the configuration from the first round on; addresses: of the state's members; resumed: whether it was saved."""
+    """A state to start with. opening: the configuration from the first round on. addresses: of members. resumed: it was saved."""
 
     state: CoordinatorState
     opening: CoordinatorConfig | None = None
@@ -36,7 +36,7 @@ class InitialState:
 def begin(
     given: CoordinatorState, opening: CoordinatorConfig | None, saved: Saved | None, *, path: Path | None, data_key: bytes | None
 ) -> InitialState:
-    """The state to start with.
+    """Return the state to start with.
 
     given, opening: from the run's file; saved: the state on disk, in `path`; data_key: our key if we serve the run's data.
     Raises ConfigError when the saved state has another configuration.

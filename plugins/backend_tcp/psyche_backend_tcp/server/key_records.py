@@ -1,4 +1,4 @@
-"""What the server keeps about a key: its connection's number, address, recent answers, and when it was lost.
+"""What the server stores about a key: its connection's number, address, recent answers, and when it was lost.
 
 A lost member is kept until its grace period is over. A key that is not a member is forgotten with its connection, so memory is
 bounded by connections and members. Answers are kept for a while, so that a request repeated after a lost connection is not
@@ -20,7 +20,7 @@ REMEMBERED_ANSWERS = 32
 
 @dataclass(slots=True)
 class KeyRecord:
-    """One key. connection: number of its newest one, None when lost; lost_at: when, in monotonic seconds.
+    """The data of one key. connection: number of its newest one, None when lost; lost_at: when, in monotonic seconds.
 
     restored: whether it has had no connection since this server continued the run.
     """
@@ -33,7 +33,7 @@ class KeyRecord:
     _answers: OrderedDict[int, Answer] = field(default_factory=OrderedDict)
 
     def answered(self, number: int) -> Answer | None:
-        """The answer to the request with this number, while it is kept."""
+        """Return the answer to the request with this number, while it is kept."""
         return self._answers.get(number)
 
     def remember(self, answer: Answer) -> None:
@@ -55,11 +55,11 @@ class KeyRecords:
         return self._entries[signer]
 
     def get(self, signer: bytes) -> KeyRecord | None:
-        """The record of a key, None if there is none."""
+        """Return the record of a key, None if there is none."""
         return self._entries.get(signer)
 
     def known(self, signer: bytes) -> KeyRecord:
-        """The record of a key; made if there is none."""
+        """Return the record of a key; make it if there is none."""
         entry = self._entries.get(signer)
         if entry is None:
             bucket = TokenBucket(self._limits.requests_per_second, burst=self._limits.burst)
@@ -67,7 +67,7 @@ class KeyRecords:
         return entry
 
     def restore(self, addresses: Mapping[bytes, bytes], members: Collection[bytes], now: float) -> None:
-        """After a restart: all members count as lost since `now`, with the addresses they had published."""
+        """Note, after a restart, that all members are lost since `now`, with the addresses that they had published."""
         for signer in members:
             entry = self.known(signer)
             entry.lost_at = now
@@ -75,17 +75,17 @@ class KeyRecords:
             entry.address = addresses.get(signer)
 
     def connected(self, signer: bytes) -> bool:
-        """Whether a key has a connection."""
+        """Return whether a key has a connection."""
         entry = self._entries.get(signer)
         return entry is not None and entry.connection is not None
 
     def addresses(self, members: Collection[bytes]) -> dict[bytes, bytes]:
-        """The published transport addresses of members."""
+        """Return the published transport addresses of members."""
         known = ((signer, self._entries.get(signer)) for signer in members)
         return {signer: entry.address for signer, entry in known if entry is not None and entry.address is not None}
 
     def overdue(self, members: Collection[bytes], now: float) -> Iterator[bytes]:
-        """Members that were lost and did not return in time. Also forgets keys that are neither connected nor members."""
+        """Yield members that were lost and did not return in time. Also forget keys that are neither connected nor members."""
         for signer, entry in list(self._entries.items()):
             if entry.connection is not None:
                 continue

@@ -1,7 +1,7 @@
-"""What the hub keeps of one connection: what was heard on it, and the frames that it is to be sent.
+"""The hub's data about one connection: what was received on it, and the frames to send.
 
-Pure. States are not queued: `next_frames` computes the changes when they can be sent. An answer is held until the change that it
-tells of is on disk.
+Pure. States are not queued: `next_frames` computes the changes when they can be sent. An answer is held back until the change
+that it reports is on disk.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class OpenConnection:
         self.closing = True
 
     def forget_queued(self) -> None:
-        """Drop what waits to be sent."""
+        """Drop all frames that wait to be sent."""
         self._outbox.clear()
         self._held.clear()
 

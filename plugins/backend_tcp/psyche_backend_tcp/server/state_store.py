@@ -1,9 +1,9 @@
 """Keeps the run's state on disk: written before anybody is told of a change, read at the next start.
 
-Guarantee: whatever a member was told (a state, or that its request was done) is in the file or in a newer one. It holds when
-the process is killed at any moment and when the machine loses power, if the file system keeps its promises about fsync and
-rename. It holds for every single statement, not only for transitions: changes that arrive during a write are written together,
-so a change waits for at most one more write. What nobody was told may be lost.
+Guarantee: everything that a member was told (a state, or that its request was done) is in the file or in a newer one. It holds
+when the process is killed at any moment and when the machine loses power, if the file system implements fsync and rename
+correctly. It holds for every single statement, not only for transitions: changes that arrive during a write are written together,
+so a change waits for at most one more write. Changes that no member was told of may be lost.
 
 A file is a line `psyche state 1`, the SHA-256 of the rest, and the rest: canonical CBOR. It is written beside the old one,
 synced and renamed; the previous one is kept as `.previous`. The name is the run's id with everything but letters, digits, `_`,
@@ -44,7 +44,7 @@ MAX_BYTES = SERVER_FRAME + 64 * 1024
 
 
 class _OtherRelease(WireError):
-    """The file is sound, as far as we can tell, but of another release of this program."""
+    """The file is valid, as far as can be seen, but of another release of this program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Saved:
 
 
 def state_file(folder: Path, run_id: str) -> Path:
-    """Where a run's state is kept."""
+    """Return the path of a run's state file."""
     digest = hashlib.sha256(run_id.encode()).hexdigest()[:8]
     return folder / f"{quote(run_id, safe='')}-{digest}.state"
 
@@ -79,7 +79,7 @@ class StateStore:
             raise UserError(message) from error
 
     def load(self) -> Saved | None:
-        """The state to resume, None at a first start. Raises UserError for a file that cannot be used."""
+        """Return the state to resume, None at a first start. Raises UserError for a file that cannot be used."""
         # between the two renames of `save` only the previous file exists; nobody has been told of the newer one
         missing = not self.path.exists() and self._previous.exists()
         path = self._previous if missing else self.path
@@ -113,9 +113,10 @@ class StateStore:
         return saved
 
     def keep_later(self, state: CoordinatorState) -> CoordinatorState | None:
-        """The latest state in this folder if it is later than `state`, with which we begin: an older file was put in its place.
+        """Return the latest state in this folder if it is later than `state`, with which we begin; else None.
 
-        Its file is kept in `later_path`, where no save replaces it. Raises UserError if the folder cannot be written.
+        This happens if the owner put an older file in place. The later file is kept in `later_path`, where no save replaces it.
+        Raises UserError if the folder cannot be written.
         """
         found = {path: _state_in(path) for path in (self._previous, self.later_path)}
         later = {
@@ -166,7 +167,7 @@ class StateStore:
             os.close(handle)
 
     def _other_release(self, path: Path) -> str:
-        """What to do about a file of another release: only that one continues the run."""
+        """Return what to do about a file of another release: only that release continues the run."""
         aside = " and ".join(each.name for each in (path, self._previous, self.later_path) if each == path or each.exists())
         return (
             "To continue the run, start that release again, with the same folder. This release can only begin a new run, at step "
@@ -175,7 +176,7 @@ class StateStore:
         )
 
     def _advice(self, path: Path) -> str:
-        """What to do about a file that cannot be used: another that can be, a backup, or a new run and what that means."""
+        """Return what to do about a file that cannot be used: another usable file, a backup, or a new run and what it means."""
         others = [other for other in (self._previous, self.later_path) if other not in (path, self.path) and other.exists()]
         sound = [(other, state) for other in others if (state := _state_in(other)) is not None]
         if sound:
@@ -196,7 +197,7 @@ class StateStore:
 
 
 def _state_in(path: Path) -> CoordinatorState | None:
-    """The state in a file; None if there is no file or it cannot be used."""
+    """Return the state in a file; None if there is no file or it cannot be used."""
     try:
         with open(path, "rb", opener=regular) as file:
             return _read(file.read(MAX_BYTES + 1)).update.state

@@ -1,6 +1,6 @@
 """The coordinator server: ports, clock, randomness and disk around the `Hub`, which makes the decisions.
 
-Reading and writing connections is in `client_sessions`.
+`client_sessions` reads and writes connections.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TcpServer(BackendServer):
         self._hub, self._sessions = self._make_hub(InitialState(context.state, context.opening))
 
     async def __aenter__(self) -> Self:
-        """Read the saved state, and bind.
+        """Read the saved state, and bind the ports.
 
         Raises UserError when a port cannot be used or the saved state or the allow-list cannot be read, ConfigError when the
         saved state has another configuration, DataError when the data cannot be read.
@@ -122,12 +122,12 @@ class TcpServer(BackendServer):
 
     @property
     def address(self) -> str:
-        """Where clients connect, with our key: `host:port#KEY`."""
+        """The address for clients, with our key: `host:port#KEY`."""
         return self._bound().address
 
     @property
     def data_address(self) -> str | None:
-        """Where the data server listens, with our key; None when there is none."""
+        """The address of the data server, with our key; None when there is none."""
         return self._data.address if self._data is not None else None
 
     @property
@@ -137,7 +137,7 @@ class TcpServer(BackendServer):
 
     @property
     def connected(self) -> int:
-        """Logged-in connections to the coordinator."""
+        """Number of logged-in connections to the coordinator."""
         return self._hub.connected
 
     @property
@@ -160,7 +160,7 @@ class TcpServer(BackendServer):
     def expel(self, signer: bytes) -> None:
         """Remove a member, and refuse its key until this server is started again.
 
-        Its connection is closed and it is withdrawn, as if its key had been taken out of the allow-list. Raises ValueError for a
+        Its connection is closed and it is withdrawn, as if its key had been removed from the allow-list. Raises ValueError for a
         key of nobody who waits or takes part.
         """
         if signer not in self._hub.members():
@@ -202,7 +202,7 @@ class TcpServer(BackendServer):
             group.cancel_scope.cancel()
 
     async def aclose(self) -> None:
-        """Stop listening, close all connections, save changes that nobody was told of yet; idempotent."""
+        """Stop listening, close all connections, and save changes that were not sent yet; idempotent."""
         if self._serving is not None:
             self._serving.cancel()
         with anyio.CancelScope(shield=True):  # stopping cancels the server, and a cancelled close leaves sockets open
@@ -218,7 +218,7 @@ class TcpServer(BackendServer):
     # ------------------------------------------------------------ beginning
 
     def _begin(self) -> InitialState:
-        """Blocking: reads the saved state."""
+        """Read the saved state. Blocks."""
         context = self._context
         saved = None
         if context.state_dir is not None:
@@ -314,7 +314,7 @@ class TcpServer(BackendServer):
             self._hub.saved(pending_save)
 
     def _notify(self) -> None:
-        """Something may have changed: save it, and send what needs no saving."""
+        """Note that something may have changed: save it, and send what needs no saving."""
         self._unsaved.set()
         self._pass_on()
 

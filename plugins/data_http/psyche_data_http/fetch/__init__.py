@@ -1,4 +1,4 @@
 """How sequences are fetched: range requests, retries and the disk cache.
 
-`sequences` does it, with `cache` and the HTTP `client`; `range_plan` and `range_responses` decide, without I/O.
+`sequences` fetches, with `cache` and the HTTP `client`; `range_plan` and `range_responses` decide, without I/O.
 """

@@ -73,7 +73,7 @@ class BlockCache:
         self._closed = False
 
     def find(self, blocks: Iterable[Block], *, size: int) -> dict[Block, bytes]:
-        """Those of the blocks that are cached and undamaged. size: bytes of a block."""
+        """Return the blocks that are cached and undamaged. size: bytes of a block."""
         found = {}
         for block in blocks:
             content = self._read(block, size)
@@ -188,5 +188,5 @@ def _checksum(block: Block, content: Buffer) -> bytes:
 
 
 def _taken(status: os.stat_result) -> int:
-    """Bytes that a file takes on disk, where the system reports that."""
+    """Return the bytes that a file takes on disk, if the system reports it; else its length."""
     return max(status.st_size, getattr(status, "st_blocks", 0) * 512)

@@ -54,7 +54,7 @@ class RangeClient:
         self._http: httpx.AsyncClient | None = None
 
     async def open(self) -> None:
-        """Get ready. Uses a thread, because certificates are read from disk."""
+        """Open the client. Uses a thread, because certificates are read from disk."""
         self._redaction.begin()
         self._http = await anyio.to_thread.run_sync(self._connected)
 
@@ -67,7 +67,7 @@ class RangeClient:
         self._redaction.end()
 
     async def find(self, url: str) -> RemoteFile:
-        """Size and validators of a file."""
+        """Return size and validators of a file."""
         async with self._attempt(url):
             answer = await self._client.head(url, headers=_IDENTITY)
             size = stated_length(answer.headers)
@@ -107,7 +107,7 @@ class RangeClient:
                 raise TransientError(message)
 
     async def document(self, url: str, *, at_most: int) -> bytes:
-        """A whole small file. Raises DataError if it is longer than `at_most` bytes."""
+        """Return a whole small file. Raises DataError if it is longer than `at_most` bytes."""
         async with self._attempt(url), self._client.stream("GET", url, headers=_IDENTITY) as answer:
             refuse_failure(url, answer.status_code, answer.headers)
             refuse_encoding(url, answer.headers)
@@ -121,7 +121,7 @@ class RangeClient:
             return bytes(content)
 
     def serves_ranges(self, file: RemoteFile) -> bool:
-        """False once the server has ignored a range and sent the whole file."""
+        """Return False once the server has ignored a range and sent the whole file, else True."""
         return file.url not in self._rangeless
 
     def _connected(self) -> httpx.AsyncClient:
@@ -154,7 +154,7 @@ class RangeClient:
                 raise DataError(message) from error
 
     async def _find_by_range(self, url: str) -> RemoteFile:
-        """For servers that refuse HEAD or give no size there: an answer for the first byte tells the file's size."""
+        """Find a file whose server refuses HEAD or gives no size in its answer: the answer for the first byte has the size."""
         async with self._client.stream("GET", url, headers=_IDENTITY | {"Range": "bytes=0-0"}) as answer:
             if answer.status_code == 416 and answer.headers.get("Content-Range") == "bytes */0":
                 return self._found(url, 0, answer)
@@ -177,7 +177,7 @@ class RangeClient:
 
 
 async def _take(answer: httpx.Response, skip: int, sent: int, received: bytearray) -> int:
-    """Append `sent` bytes of the body after the first `skip`; returns how many came, or one more if there were more."""
+    """Append `sent` bytes of the body after the first `skip`. Return how many came, or one more if the body had more."""
     taken = 0
     async for chunk in answer.aiter_raw():
         fresh = chunk[skip:] if skip else chunk
@@ -192,7 +192,7 @@ async def _take(answer: httpx.Response, skip: int, sent: int, received: bytearra
 
 
 async def _refuse_downgrade(answer: httpx.Response) -> None:
-    """A redirect from https to http would let anybody on the network choose the tokens."""
+    """Raise DataError for a redirect from https to http, which would let anybody on the network change the tokens."""
     if answer.url.scheme == "https" and answer.has_redirect_location:
         target = answer.url.join(answer.headers["Location"])
         if target.scheme == "http":

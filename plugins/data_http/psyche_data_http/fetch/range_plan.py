@@ -1,4 +1,4 @@
-"""Plans range requests: joins the wanted sequences to runs. Pure.
+"""Plans range requests: joins the wanted sequences into runs. Pure.
 
 Sequences with a gap of less than GAP_BYTES are read by one request, because a request costs about as much time as that many
 bytes (a round trip of 20 ms at 25 Mbit/s); the bytes in the gap are discarded. Runs longer than RUN_BYTES are split, so that
@@ -42,7 +42,7 @@ class Run:
 def joined(
     places: Iterable[Place], *, size: int, serves_ranges: Callable[[int], bool], gap: int = GAP_BYTES, longest: int = RUN_BYTES
 ) -> list[Run]:
-    """The runs to read for places that are ascending and distinct.
+    """Return the runs to read for places that are ascending and distinct.
 
     size: bytes of a sequence. serves_ranges: called with the number of a file. gap, longest: bytes; a run has at least one
     sequence.

@@ -66,7 +66,7 @@ def refuse_encoding(url: str, headers: Headers) -> None:
 
 
 def refuse_change(file: RemoteFile, headers: Headers) -> None:
-    """Raise when a validator in the answer differs from the one the file was found with."""
+    """Raise when a validator in the answer differs from the one that the file had when it was found."""
     for name, before in (("ETag", file.etag), ("Last-Modified", file.modified)):
         now = headers.get(name)
         if before is not None and now is not None:
@@ -81,19 +81,19 @@ def is_encoded(headers: Headers) -> bool:
 
 
 def stated_length(headers: Headers) -> int | None:
-    """Content-Length, None if it is missing or no number."""
+    """Return Content-Length; None if it is missing or not a number."""
     length = headers.get("Content-Length", "")
     return int(length) if _NUMBER.fullmatch(length) else None
 
 
 def stated_whole(headers: Headers) -> int | None:
-    """The size of the whole file according to a 206, None if it does not say."""
+    """Return the size of the whole file in a 206 answer; None if it is not given."""
     match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
     return int(match.group(3)) if match and match.group(3) != "*" else None
 
 
 def piece_length(file: RemoteFile, headers: Headers, start: int, wanted: int) -> int:
-    """How many bytes a 206 sends, maybe fewer than wanted. Raises DataError unless they are the requested ones."""
+    """Return how many bytes a 206 sends, maybe fewer than wanted. Raises DataError unless they are the requested ones."""
     content_range = headers.get("Content-Range", "")
     match = _CONTENT_RANGE.fullmatch(content_range)
     if match is None:
@@ -123,7 +123,7 @@ def piece_length(file: RemoteFile, headers: Headers, start: int, wanted: int) ->
 
 
 def refuse_whole(file: RemoteFile, headers: Headers) -> None:
-    """Raise when a 200 (the whole file, from a server that ignores ranges) is another file, or too large to be read so."""
+    """Raise when a 200 answer (the whole file, from a server that ignores ranges) is another file, or is too large."""
     length = headers.get("Content-Length")
     if length is not None and length != str(file.size):
         raise changed(file, f"it had {file.size} bytes, now {length[:20]}")
@@ -142,7 +142,7 @@ def refuse_large_whole(file: RemoteFile) -> None:
 
 
 def _asked_pause(retry_after: str) -> float:
-    """Seconds of a Retry-After header (a number or a date); 0 if it is missing or invalid."""
+    """Return the seconds in a Retry-After header (a number or a date); 0 if it is missing or invalid."""
     if _NUMBER.fullmatch(retry_after):
         return min(float(retry_after), LONGEST_ASKED_PAUSE)
 
@@ -151,6 +151,6 @@ def _asked_pause(retry_after: str) -> float:
     except ValueError:
         return 0.0
 
-    if until.tzinfo is None:  # "-0000" means UTC of an unknown zone
+    if until.tzinfo is None:  # "-0000" means a UTC time from an unknown time zone
         until = until.replace(tzinfo=UTC)
     return min(max(0.0, (until - datetime.now(UTC)).total_seconds()), LONGEST_ASKED_PAUSE)

@@ -1,7 +1,7 @@
 """Fetches sequences by file and number: from the disk cache, from another read's request in progress, or by range requests.
 
-Two overlapping reads fetch their common sequences once. Each has its own timeout, and takes over what the other gives up or
-fails at. Fetched sequences are passed to the cache, which writes them later.
+Two overlapping reads fetch their common sequences once. Each read has its own timeout. If one read gives up or fails, the other
+fetches the remaining common sequences. Fetched sequences are passed to the cache, which writes them later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from psyche_data_http.retries import LastFailure, gather
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """A remote file and the byte its tokens start at."""
+    """A remote file and the position of its first token, in bytes."""
 
     remote: RemoteFile
     start: int
@@ -30,7 +30,7 @@ class TokenFile:
 
 @dataclass(eq=False, slots=True)
 class _Flight:
-    """A run that is being fetched. done: it ended, with success if `contents` has its places."""
+    """A run that is being fetched. done: set when it has ended; it succeeded if `contents` has its places."""
 
     run: Run
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -52,7 +52,7 @@ class SequenceFetcher:
         self._block_files = [self._block_file(file) if cache is not None else None for file in files]
 
     async def fetch(self, places: Iterable[Place], last_failure: LastFailure) -> dict[Place, Buffer]:
-        """The content of every place. Raises DataError; may retry forever, so call it with a deadline."""
+        """Return the content of every place. Raises DataError; may retry forever, so call it with a deadline."""
         missing = sorted(set(places))
         found = await self._cached(missing)
         while missing := [place for place in missing if place not in found] if found else missing:

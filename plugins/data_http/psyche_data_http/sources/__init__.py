@@ -1,4 +1,4 @@
-"""Where remote token files are: web servers and buckets, behind one interface.
+"""The sources of remote token files: web servers and buckets, behind one interface.
 
-`factory` chooses among `web_files`, `google_bucket` and `obstore_bucket`; `bucket_files` says which objects are token files.
+`factory` chooses among `web_files`, `google_bucket` and `obstore_bucket`; `bucket_files` decides which objects are token files.
 """

@@ -17,7 +17,7 @@ MAX_OBJECTS = 100_000
 
 
 def folder_prefix(directory: str) -> str:
-    """The name prefix of objects below a folder; empty for the whole bucket."""
+    """Return the name prefix of objects below a folder; empty for the whole bucket."""
     folder = directory.strip("/")
     return f"{folder}/" if folder else ""
 
@@ -28,7 +28,7 @@ def is_token_file(name: str) -> bool:
 
 
 def place_in_order(name: str) -> str:
-    """The sort key of an object."""
+    """Return the sort key of an object."""
     return quote(name, safe="") + "?"
 
 

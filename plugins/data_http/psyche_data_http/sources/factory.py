@@ -24,7 +24,7 @@ AWS_HINT = "make the bucket public, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCE
 
 
 class FallbackSource(FileSource):
-    """The first of several sources that grants access. hint: how to get access, for the message when none does."""
+    """Uses the first of several sources that grants access. hint: how to get access, for the message when none does."""
 
     def __init__(self, sources: Sequence[FileSource], *, hint: str) -> None:
         self._sources = sources
@@ -32,7 +32,7 @@ class FallbackSource(FileSource):
         self._chosen = sources[0]
 
     async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
-        """The files of the first source that lists them."""
+        """Return the files of the first source that lists them."""
         for source in self._sources:
             self._chosen = source
             try:
@@ -53,7 +53,7 @@ class FallbackSource(FileSource):
 
 
 def make_source(location: HttpLocation, client: RangeClient, *, base: Path) -> FileSource:
-    """The source that a location names. client: the caller opens and closes it. base: folder that relative paths start from."""
+    """Return the source that a location names. client: opened and closed by the caller. base: where relative paths start."""
     if location.Gcp is not None:
         return FallbackSource(_google_sources(location.Gcp, client, base), hint=GOOGLE_HINT)
 

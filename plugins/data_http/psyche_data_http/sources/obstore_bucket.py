@@ -1,9 +1,9 @@
 """Reads buckets through the library obstore: S3, and Google Cloud Storage with credentials. The only module that uses obstore.
 
-obstore's own retries are disabled; ours continue from the last byte received. Each answer carries size and ETag of the object;
-values that differ from the listing mean that it has changed. A run is written by somebody else, so its configuration never
-contains credentials, at most the name of a key file. For the same reason Google's endpoint comes from the key file, not from
-the run: otherwise a run could have a bearer token sent to an address of its choice.
+obstore's own retries are disabled; ours continue from the last byte received. Each answer has size and ETag of the object; values
+that differ from the listing mean that it has changed. A run's configuration is written by somebody else, so it never contains
+credentials, at most the name of a key file. For the same reason Google's endpoint comes from the key file, not from the run:
+otherwise a run could have a bearer token sent to an address of its choice.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BucketSource(FileSource):
         self._store: Any = None
 
     async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
-        """List the bucket, and check that its objects may be read."""
+        """List the bucket, and check that its objects can be read."""
         self._store = self._connect()
         found = await retry_until_success(self._list, last_failure)
         where = f"{self._name}/{folder_prefix(self._directory)}"
@@ -86,7 +86,7 @@ class BucketSource(FileSource):
 
                 await self._take(answer.stream(min_chunk_size=0).__aiter__(), wanted, received)
         except TransientError:
-            await self._look(file)  # failures of a changed or shortened object look temporary
+            await self._look(file)  # because failures caused by a changed or shortened object look temporary
             raise
 
     async def _take(self, chunks: AsyncIterator[Any], wanted: int, received: bytearray) -> None:
@@ -167,7 +167,7 @@ def s3_bucket(
     anonymous: bool,
     stall_seconds: float = STALL_SECONDS,
 ) -> BucketSource:
-    """A bucket of S3 or a compatible service. Without `anonymous`, uses the credentials of the environment."""
+    """Return a bucket of S3 or a compatible service. Without `anonymous`, it uses the credentials of the environment."""
 
     def connect() -> S3Store:
         store = _obstore_module().S3Store
@@ -185,7 +185,7 @@ def s3_bucket(
 def private_google_bucket(
     bucket: str, directory: str, credentials: Path | None, *, stall_seconds: float = STALL_SECONDS
 ) -> BucketSource:
-    """A bucket of Google Cloud Storage, read with a key file (service account or user); None uses the machine's own account."""
+    """Return a private Google bucket, read with a key file (service account or user); None uses the machine's own account."""
 
     def connect() -> GCSStore:
         config: dict[str, Any] = {}
@@ -203,7 +203,7 @@ def private_google_bucket(
 
 
 def google_credentials(base: Path, name: str | None) -> Path | None:
-    """The key file that the run or GOOGLE_APPLICATION_CREDENTIALS names; None if neither does."""
+    """Return the key file that the run or GOOGLE_APPLICATION_CREDENTIALS names; None if neither does."""
     name = name or os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     return base / name if name else None
 
@@ -234,7 +234,7 @@ def _options(stall_seconds: float, *, plain: bool) -> dict[str, Any]:
 
 
 def _key_file(path: Path) -> dict[str, Any]:
-    """The content of a key file. It never appears in a message."""
+    """Return the content of a key file. It never appears in a message."""
     try:
         with path.open("rb") as stream:
             key = json.loads(stream.read(MAX_CREDENTIALS_BYTES))
@@ -251,7 +251,7 @@ def _key_file(path: Path) -> dict[str, Any]:
 
 
 def _passing_or_not(name: str, error: Exception) -> Exception:
-    """Convert an error of obstore to ours. Its first line says what happened, the rest is for obstore's developers."""
+    """Convert an error of obstore to ours. Only its first line says what happened; the rest is for obstore's developers."""
     first = str(error).partition("\n")[0]
     lasting = _LASTING.search(first)
     if lasting:
@@ -263,5 +263,5 @@ def _passing_or_not(name: str, error: Exception) -> Exception:
 
 
 def _bare(etag: str) -> str:
-    """The tag without its quotes, which listings omit."""
+    """Return the ETag without its quotes, which listings omit."""
     return etag.strip('"')

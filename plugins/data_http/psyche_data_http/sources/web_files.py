@@ -1,4 +1,4 @@
-"""Stores of files by their addresses on web servers."""
+"""Sources of files that are read by their addresses on web servers."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ class WebFiles(WebSource):
         self._urls = tuple(urls)
 
     async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
-        """Sizes and validators, requested concurrently."""
+        """Request sizes and validators concurrently, and return the files."""
         return await gather([partial(retry_until_success, partial(self._client.find, url), last_failure) for url in self._urls])

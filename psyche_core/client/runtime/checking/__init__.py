@@ -1,4 +1,4 @@
-"""How a real client takes part in challenges of shares (protocol section 7): what it keeps, shows, recomputes and compares.
+"""How a client takes part in challenges of shares (protocol section 7): it keeps data, shows it, recomputes and compares.
 
-The machine decides what is due (`client.machine.verification`); here it is done with a model, its optimizer and a transport.
+`client.machine.verification` decides what is to be done. This package does it, with a model, its optimizer and a transport.
 """

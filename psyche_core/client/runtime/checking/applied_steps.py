@@ -1,6 +1,8 @@
-"""The steps that we applied last: to go back to the weights of a share, and to compare its payload with what is opened.
+"""The last steps that this client applied.
 
-Payloads stay in memory for as long as a share may be challenged: its last tie-break ends some ten rounds after it.
+They are needed to undo steps, back to the weights with which a share was trained, and to compare the share's payload with the
+opened chunks. Payloads stay in memory for as long as a share may be challenged: its last tie-break ends about ten rounds after
+it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ KEPT_STEPS = 16
 
 
 class AppliedSteps:
-    """Of the model in memory."""
+    """The last applied steps of the model in memory, with their payloads."""
 
     def __init__(self) -> None:
         self._start: int | None = None
@@ -21,12 +23,12 @@ class AppliedSteps:
         self._payloads: dict[int, Mapping[bytes, bytes]] = {}
 
     def begin(self, step: int | None) -> None:
-        """The masters are now those after this step, None if that is unknown. Payloads of shares applied before stay."""
+        """Start again from the master weights after this step; None if the step is unknown. Keep payloads applied before."""
         self._start, self._steps = step, {}
 
     def add(self, step: int, payloads: Sequence[bytes], payload_hashes: Sequence[bytes], *, learning_rate: float) -> None:
-        """A step was applied. payload_hashes: SHA-256 of the payloads, in the same order."""
-        if self._start is None:  # a stored model, of which only the run knows the step
+        """Record an applied step. payload_hashes: SHA-256 of the payloads, in the same order."""
+        if self._start is None:  # a loaded model that does not know its step: it is the one before the first step applied
             self._start = step - 1
         self._steps[step] = AppliedStep(tuple(payloads), learning_rate)
         self._payloads[step] = dict(zip(payload_hashes, payloads, strict=True))
@@ -35,15 +37,15 @@ class AppliedSteps:
                 del kept[old]
 
     def payload(self, step: int, payload_hash: bytes) -> bytes | None:
-        """A payload that was applied in a step, None if it is not known any more."""
+        """Return a payload that was applied in a step; None if it is no longer kept."""
         return self._payloads.get(step, {}).get(payload_hash)
 
     def since(self, step: int) -> list[AppliedStep] | None:
-        """What was applied after a step, the newest first; None if the way back to it is not known."""
+        """Return the steps applied after a step, the newest first; None if steps in between are no longer known."""
         later = sorted((known for known in self._steps if known > step), reverse=True)
         if self._start is None or step < self._start:
             return None
-        if later and later[-1] != step + 1:  # what came before is forgotten
+        if later and later[-1] != step + 1:  # the steps directly after `step` were dropped
             return None
 
         return [self._steps[known] for known in later]

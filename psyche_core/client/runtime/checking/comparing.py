@@ -1,6 +1,6 @@
-"""What a witness computes: does what a trainer opened follow from the gradient that a judge opened? Without a model.
+"""What a witness computes in a challenge: whether the trainer's opened delta agrees with the judge's opened gradient.
 
-Source: docs/explanation/verification.md, "What is compared".
+It needs no model. Source: docs/explanation/verification.md, "What is compared".
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ from psyche_core.verification.replay import (
 from psyche_core.verification.words import Word
 
 LEAST_RATE = 1e-3
-"""Rounding excuses what it does at this part of the largest rate, where the present one is lower: at the end of a schedule."""
+"""The bound of rounding errors uses a rate of at least this part of the largest one: at a schedule's end the rate may be lower.
+"""
 
 MEMORY_FLOOR = 1e-6
-"""`floor` of what is added to a memory: its numbers have 24 bits, and less than a hundredth of it is added in a step."""
+"""`floor` for the change of a memory: its numbers have 24 bits, and a step adds less than a hundredth of the memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Opened:
     """Everything that is opened of a share.
 
-    numbers: of the drawn chunks, ascending. roots: of both deltas, 64 bytes. payload: of the share; None if it is unknown here.
-    trainers, judges: their parts. committed: by the judge with this signer. step: of the share, so delta has at most so many
-    contributions. learning_rate: of the share's step. largest_rate: of any step up to it.
+    numbers: of the drawn chunks, ascending. roots: of the deltas after and before the share, 64 bytes. payload: of the share;
+    None if unknown here. trainers, judges: the parts that they opened. committed: the root to which the judge committed. signer:
+    of the judge. step: of the share; delta has at most that many contributions. learning_rate: of the share's step. largest_rate:
+    the largest rate of all steps up to it.
     """
 
     numbers: Sequence[int]
@@ -61,7 +63,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came out. score: T; None where it was not computed. agreement: of payload and delta. word: for our statement."""
+    """The result of a comparison. score: T; None if not computed. agreement: of payload and delta. word: for our statement."""
 
     word: Word
     score: float | None = None
@@ -69,7 +71,7 @@ class Comparison:
 
 
 def compare(replay: Replay, table: ChunkTable, opened: Opened, rule: Rule) -> Comparison:
-    """Compare two parts. Those that do not fit what their givers committed to count as missing. May run in any thread."""
+    """Compare two opened parts. A part that does not match its commitment counts as missing. May run in any thread."""
     deltas, gradient = _deltas(table, opened), _gradient(table, opened)
     if deltas is None or gradient is None:
         missing = Word.TRAINER_MISSING if gradient is not None else Word.JUDGE_MISSING
@@ -129,7 +131,7 @@ def _score(
     taken: list[Any],
     floor: float,
 ) -> float:
-    """T: of what was added to delta against `expected`. Chunks with nothing on either side say nothing."""
+    """Return T of what was added to delta, against `expected`. Chunks that are zero on both sides do not count."""
     rate = max(opened.learning_rate, LEAST_RATE * opened.largest_rate)
     most = rounding_limit(replay.usual_contribution(learning_rate=rate), chunks=table.total, floor=floor)
     off = replay.elements(taken)
@@ -149,14 +151,14 @@ def _expected(
     *,
     before: Sequence[OpenedChunk] | None,
 ) -> tuple[list[Any], list[Any] | None]:
-    """The contribution of the judge's gradient with the trainer's memory, and the memory after it."""
+    """Return the contribution of the judge's gradient with the trainer's memory, and the memory after it."""
     recomputed = _by_group(table, opened.numbers, [chunk.delta for chunk in gradient])
     memory, count = _memory(table, opened, before)
     return replay.contribution_of(recomputed, memory=memory, count=count, learning_rate=opened.learning_rate)
 
 
 def _memory(table: ChunkTable, opened: Opened, chunks: Sequence[OpenedChunk] | None) -> tuple[list[Any] | None, int]:
-    """The memory of opened chunks, and how many gradients it remembers; zero with a delta of zero (None)."""
+    """Return the memory of opened chunks and how many gradients it contains; zeros and 0 if delta was zero (chunks is None)."""
     if not table.memory:
         return None, 0
     if chunks is None:
@@ -177,7 +179,7 @@ def _memory_score(
     after: Sequence[OpenedChunk],
     before: Sequence[OpenedChunk] | None,
 ) -> float:
-    """T of what was added to the memory against what is expected of it; 0 without one."""
+    """Return T of the change of the memory against the expected change; 0 if the optimizer has no memory."""
     old, count = _memory(table, opened, before)
     new, remembered = _memory(table, opened, after)
     if old is None or new is None or expected is None:
@@ -193,7 +195,7 @@ def _memory_score(
 
 
 def _taken_rightly(replay: Replay, table: ChunkTable, deltas: list[Any], taken: list[Any], rule: Rule) -> bool:
-    """Whether what is taken off deltas are their largest coefficients, and as much of them as the settings say."""
+    """Return whether what is taken off the deltas is their largest coefficients, in the fraction that the settings demand."""
     fraction = replay.taken_fraction
     if fraction == 0:
         return not any(part.any() for part in taken)
@@ -207,7 +209,7 @@ def _taken_rightly(replay: Replay, table: ChunkTable, deltas: list[Any], taken: 
 
 
 def _taken_is_sent(replay: Replay, sent: Sequence[Any] | None, taken: list[Any]) -> bool:
-    """Whether exactly what the payload sends is taken off the delta with the share."""
+    """Return whether exactly the coefficients that the payload sends are taken off the delta."""
     if sent is None or replay.taken_fraction == 0:
         return sent is not None
 
@@ -215,11 +217,11 @@ def _taken_is_sent(replay: Replay, sent: Sequence[Any] | None, taken: list[Any])
 
 
 def _sent(replay: Replay, table: ChunkTable, opened: Opened) -> list[Any] | None:
-    """What the payload sends of the drawn chunks, by group; None for one that everybody refuses."""
+    """Return what the payload sends of the drawn chunks, by group; None for an invalid payload."""
     assert opened.payload is not None
     try:
         return list(replay.sent(opened.payload, table.rows_of(opened.numbers)))
-    except PayloadRejected:  # nobody applied it
+    except PayloadRejected:  # no member applied it
         return None
 
 
@@ -232,7 +234,7 @@ def _agreement(replay: Replay, table: ChunkTable, sent: Sequence[Any] | None, af
 
 
 def _by_group(table: ChunkTable, numbers: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
-    """Chunks [size] in the order of their numbers, as one array [rows, size] for each group."""
+    """Return chunks [size], given in the order of their numbers, as one array [rows, size] for each group."""
     found: list[list[Any]] = [[] for _ in table.groups]
     for number, array in zip(numbers, arrays, strict=True):
         found[table.place_of(number)[0]].append(array)

@@ -1,8 +1,9 @@
-"""The deltas of our last results, which others may ask us to show. In host memory: 4 bytes for each parameter and result, twice
-that if the optimizer has a memory of earlier gradients.
+"""The deltas of this client's last results, which other members may ask it to show.
 
-A share of round h is drawn when round h + 3 begins. So the deltas of the last few results are kept anyway, and those of a
-challenged share, and of the result before it, until its stages are over. Nothing survives the process.
+They take 4 bytes of host memory for each parameter and result, and twice that if the optimizer has a memory of earlier gradients.
+
+A share of round h is drawn for a check when round h + 3 begins. So the deltas of the last few results are always kept. The deltas
+of a challenged share and of the result before it are kept until the challenge is over. Nothing survives the process.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from psyche_core.verification.opening import Memory, OpenedChunk, delta_leaf, op
 from psyche_core.verification.parts import ChunkShape, ChunkTable, encode_deltas, encode_no_delta, encode_signs
 
 KEPT_RESULTS = 6
-"""So many last results keep their delta: those of five rounds may be drawn or shown before a new one is added, and one before."""
+"""How many of the last results keep their delta: five rounds may be drawn or shown before a new one is added, plus one before."""
 
 
 class DeltaLost(Exception):
-    """A delta that was asked for is not here. The message says why, in one sentence."""
+    """A delta that was asked for is no longer kept. The message says why, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptDelta:
-    """A delta with a result's contribution.
+    """The delta after a result's contribution was added.
 
-    groups: float32 [count, size] each. memory: the same of the optimizer's memory, if it has one; remembered: how many gradients
-    that remembers. places, values: of what is taken off before the next result, by group: flat positions in
-    the group, ascending, and float32 numbers. before: step of the result before it, None if delta was zero.
+    groups: float32 [count, size] each. memory: the optimizer's memory in the same shape, if it has one; remembered: how many
+    gradients it contains. places, values: what is taken off before the next result, by group: flat positions in the group,
+    ascending, and float32 numbers. before: step of the result before this one, None if delta was zero.
     """
 
     step: int
@@ -47,13 +48,13 @@ class KeptDelta:
     tree: MerkleTree
 
     def taken(self, group: int, row: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Positions and values of what is taken off a chunk."""
+        """Return positions and values of what is taken off a chunk."""
         size = self.groups[group].shape[1]
         first, last = np.searchsorted(self.places[group], (row * size, (row + 1) * size))
         return self.places[group][first:last] - row * size, self.values[group][first:last]
 
     def opened(self, table: ChunkTable, numbers: Sequence[int]) -> list[OpenedChunk]:
-        """Some chunks, with their proofs."""
+        """Return these chunks with their Merkle proofs."""
         found = []
         for number in numbers:
             group, row = table.place_of(number)
@@ -62,22 +63,22 @@ class KeptDelta:
         return found
 
     def memory_of(self, group: int, row: int) -> Memory | None:
-        """The optimizer's memory of a chunk."""
+        """Return the optimizer's memory of a chunk, None if it has no memory."""
         return None if self.memory is None else Memory(self.memory[group][row], self.remembered)
 
 
 def table_of(replay: Replay) -> ChunkTable:
-    """The chunks of an optimizer."""
+    """Return the table of an optimizer's chunks."""
     return ChunkTable(tuple(ChunkShape(group.count, group.size, group.topk) for group in replay.groups), replay.has_memory)
 
 
 def all_rows(replay: Replay) -> list[NDArray[np.int64]]:
-    """All rows of all groups."""
+    """Return the numbers of all rows, for each group."""
     return [np.arange(group.count, dtype=np.int64) for group in replay.groups]
 
 
 class KeptDeltas:
-    """Deltas of one process. All methods may run in any thread."""
+    """The kept deltas of one process. All methods may run in any thread."""
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
@@ -86,12 +87,12 @@ class KeptDeltas:
         self._newest: int | None = None
 
     def reset(self) -> None:
-        """Delta is zero from now on: a new model. Deltas of results before stay as they are."""
+        """Note that delta is zero from now on, because the model is a new one. Deltas of earlier results stay."""
         with self._changing:
             self._newest = None
 
     def commit(self, replay: Replay, step: int) -> bytes:
-        """Keep the delta of the result that was just compressed, and return its root and that of the one before, 64 bytes."""
+        """Keep the delta of the result that was just compressed. Return its root and that of the result before, 64 bytes."""
         rows = all_rows(replay)
         groups = tuple(np.ascontiguousarray(group, dtype=np.float32) for group in replay.delta(rows))
         places, values = [], []
@@ -106,7 +107,7 @@ class KeptDeltas:
             memory = tuple(np.ascontiguousarray(group, dtype=np.float32) for group in found)
         tree = _tree(groups, places, values, memory, remembered)
         with self._changing:
-            self._kept.pop(step, None)  # the run was set back, and this step is trained again
+            self._kept.pop(step, None)  # the run went back, and this step is trained again
             one = KeptDelta(step, self._newest, groups, tuple(places), tuple(values), memory, remembered, tree)
             earlier = None if one.before is None else self._kept.get(one.before)
             self._kept[step], self._newest = one, step
@@ -122,13 +123,13 @@ class KeptDeltas:
                     self._pinned[wanted] = max(tag, self._pinned.get(wanted, tag))
 
     def expire(self, before: int) -> None:
-        """Forget what was pinned with older tags."""
+        """Release the deltas that were pinned with older tags."""
         with self._changing:
             self._pinned = {step: tag for step, tag in self._pinned.items() if tag >= before}
             self._drop()
 
     def signs(self, step: int) -> bytes:
-        """The part with the signs of the delta before the share of a step. Raises DeltaLost."""
+        """Return the part with the signs of the delta before the share of this step. Raises DeltaLost."""
         earlier = self._before(self._of(step))
         if earlier is None:
             return encode_no_delta()
@@ -141,7 +142,7 @@ class KeptDeltas:
         return encode_signs(earlier.groups, halves)
 
     def deltas(self, step: int, table: ChunkTable, *, numbers: Sequence[int]) -> bytes:
-        """The part with drawn chunks of the delta with the share of a step, and of the one before. Raises DeltaLost."""
+        """Return the part with the drawn chunks of the deltas after and before the share of this step. Raises DeltaLost."""
         one = self._of(step)
         earlier = self._before(one)
         return encode_deltas(one.opened(table, numbers), None if earlier is None else earlier.opened(table, numbers))
@@ -158,7 +159,7 @@ class KeptDeltas:
         return None if one.before is None else self._of(one.before)
 
     def _drop(self) -> None:
-        recent = list(self._kept)[-KEPT_RESULTS:]  # in the order in which they were committed to
+        recent = list(self._kept)[-KEPT_RESULTS:]  # in the order of their commitments
         self._kept = {step: one for step, one in self._kept.items() if step in recent or step in self._pinned}
 
 

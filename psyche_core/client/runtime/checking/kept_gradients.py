@@ -1,4 +1,4 @@
-"""Gradients that we recomputed, until chunks of them are opened. In host memory: 4 bytes for each parameter and challenge."""
+"""Recomputed gradients, kept until chunks of them are opened. They take 4 bytes of host memory per parameter and challenge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psyche_core.verification.parts import ChunkTable, encode_gradient
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptGradient:
-    """groups: float32 [count, size] each. tag: until when it is kept."""
+    """A recomputed gradient. groups: float32 [count, size] each. tag: it is kept until this tag expires."""
 
     groups: tuple[NDArray[np.float32], ...]
     tree: MerkleTree
@@ -24,7 +24,7 @@ class KeptGradient:
 
 
 class KeptGradients:
-    """Of one process, by round and slot of the share."""
+    """The recomputed gradients of one process, by the share's round and slot."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], KeptGradient] = {}
@@ -37,7 +37,7 @@ class KeptGradients:
         return tree.root
 
     def part(self, place: StagePlace, table: ChunkTable, *, numbers: Sequence[int]) -> bytes | None:
-        """The part with drawn chunks; None if there is no gradient of this share."""
+        """Return the part with the drawn chunks; None if no gradient of this share is kept."""
         one = self._kept.get((place.about, place.trainer))
         if one is None:
             return None
@@ -50,5 +50,5 @@ class KeptGradients:
         return encode_gradient(one.tree.root, chunks)
 
     def expire(self, before: int) -> None:
-        """Forget those with older tags."""
+        """Forget gradients with older tags."""
         self._kept = {place: one for place, one in self._kept.items() if one.tag >= before}

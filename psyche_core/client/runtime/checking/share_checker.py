@@ -1,6 +1,6 @@
-"""Carries out what the machine asks in challenges of shares: shows, fetches and compares parts, and recomputes.
+"""Carries out what the machine asks for in challenges of shares: shows, fetches and compares parts, and recomputes.
 
-Nothing here decides anything. Where something fails, the answer says so; nothing raises but lost ranks and cancellation.
+Nothing here decides anything. A failure is reported in the answer; only lost ranks and cancellation raise.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from psyche_core.verification.words import Word
 logger: logging.Logger = logging.getLogger("psyche.client")
 
 FETCH_TIMEOUT = 60.0
-"""Seconds until a fetch of a part ends; the machine asks again. Signs are an eighth of a byte for each parameter."""
+"""Seconds until a fetch of a part times out; the machine then asks again. Signs take an eighth of a byte per parameter."""
 
 SIGNS_STAGES = (Stage.COMMIT, Stage.SIGNS, Stage.TIE_COMMIT)
 
 
 @runtime_checkable
 class CheckedTrainer(Protocol):
-    """What is needed of a trainer whose shares are checked; psyche_core.training.trainer.Trainer is one."""
+    """What a trainer must have if its shares are checked; psyche_core.training.trainer.Trainer has it."""
 
     @property
     def replay(self) -> Replay | None:
@@ -55,9 +55,9 @@ class CheckedTrainer(Protocol):
 
 
 class ShareChecker:
-    """Of one client.
+    """Checks shares for one client.
 
-    transport: over which parts go. explain: one sentence about an unexpected exception.
+    transport: sends and fetches the parts. explain: returns one sentence about an unexpected exception.
     """
 
     def __init__(self, transport: Transport, *, explain: Callable[[BaseException], str]) -> None:
@@ -93,28 +93,28 @@ class ShareChecker:
         return self._state is not None and self._state.config.verification_percent > 0
 
     def use(self, trainer: object, *, step: int | None) -> None:
-        """Another model is in memory. step: of its masters, None if unknown."""
+        """Use another model. step: of its master weights, None if unknown."""
         self._trainer = trainer if isinstance(trainer, CheckedTrainer) else None
         self._replay = None if self._trainer is None else self._trainer.replay
         self._table = ChunkTable(()) if self._replay is None else table_of(self._replay)
         self.masters_replaced(step)
 
     def masters_replaced(self, step: int | None) -> None:
-        """The masters are those after this step, taken from others or from disk, and delta is zero."""
+        """Note that the master weights are now those after this step, from other members or from disk, and that delta is zero."""
         self._applied.begin(step)
         self._deltas.reset()
 
     def delta_forgotten(self) -> None:
-        """Delta is zero, and the masters are the same."""
+        """Note that delta is zero; the master weights are the same."""
         self._deltas.reset()
 
     def applied(self, work: act.Apply, payloads: Sequence[bytes], *, learning_rate: float) -> None:
-        """A step was applied."""
+        """Record an applied step."""
         if self.wanted:
             self._applied.add(work.step, payloads, work.payload_hashes, learning_rate=learning_rate)
 
     async def roots(self, step: int) -> bytes:
-        """Keep the delta of our new result, and return what its commitment covers: 64 bytes, nothing without verification."""
+        """Keep the delta of our new result. Return what its commitment covers: 64 bytes, or b"" if shares are not checked."""
         replay = self._replay
         if not self.wanted or replay is None:
             return b""
@@ -122,7 +122,7 @@ class ShareChecker:
         return await anyio.to_thread.run_sync(self._deltas.commit, replay, step)
 
     def expire(self, before: int) -> None:
-        """Forget what has older tags."""
+        """Forget everything with older tags."""
         self._parts = {known: kept for known, kept in self._parts.items() if kept[0] >= before}
         self._signs = {known: kept for known, kept in self._signs.items() if kept[0] >= before}
         self._gradients.expire(before)
@@ -160,7 +160,7 @@ class ShareChecker:
         return part
 
     def _shown_signs(self, action: act.ShowPart) -> bytes:
-        """Our own signs, or as a verifier those that its trainer showed us."""
+        """Return our own signs; as a verifier, the signs that the share's trainer showed us."""
         if action.slot == action.challenge.drawn.trainer:
             return self._deltas.signs(action.step)
 
@@ -171,7 +171,7 @@ class ShareChecker:
         return shown
 
     async def fetch(self, action: act.FetchPart) -> ev.PartFetched | ev.PartMissing:
-        """Fetch another member's part. One that is longer than our own table allows is not fetched."""
+        """Fetch another member's part, unless it is longer than our own table allows."""
         limit = self._table.max_bytes
         try:
             if not 0 < action.payload_bytes <= limit:
@@ -199,7 +199,7 @@ class ShareChecker:
         word = Word.NOTHING
         try:
             word = await anyio.to_thread.run_sync(self._word, action)
-        except Exception as error:  # a mistake of ours, or of a plugin: we say nothing about anybody
+        except Exception as error:  # a bug of ours or of a plugin: we make no statement about anybody
             logger.debug("comparing opened chunks failed", exc_info=error)
             logger.warning("a share of step %d could not be checked: %s", action.step, self._explain(error))
         return ev.PartsChecked(action.place, action.judge, word)
@@ -258,7 +258,7 @@ class ShareChecker:
         return part
 
     async def recompute(self, work: act.Recompute, samples: Samples) -> ev.Recomputed | ev.RecomputeFailed:
-        """The gradient of another member's share. Raises RanksLost."""
+        """Recompute the gradient of another member's share. Raises RanksLost."""
         trainer, part, place = self._trainer, self._bytes_of(work.signs), work.place
         if trainer is None or part is None:
             return ev.RecomputeFailed(place, "the signs of the trainer's delta are no longer here")
@@ -271,7 +271,7 @@ class ShareChecker:
             return ev.RecomputeFailed(place, reason)
 
         root = work.result.roots[HASH_BYTES:]
-        try:  # all signs of a model are hashed
+        try:  # in a thread: all signs of a model are hashed
             shown = await anyio.to_thread.run_sync(lambda: decode_signs(part, self._table, root=root))
         except WireError as error:
             reason = f"the signs that belong to a checked share of step {work.step} cannot be used: {error}"

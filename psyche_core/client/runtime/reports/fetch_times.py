@@ -1,6 +1,7 @@
-"""How long a round's results of other members took to come: from the first download's start to the last one's end. Pure.
+"""Measures how long it took to fetch a round's results of other members: from the first download's start to the last one's end.
 
-What is fetched between two rounds counts for the round that ends then. A download that goes on into the next round counts there.
+Pure. A download between two rounds counts for the round that ends then. A download that is still running when a round ends counts
+for the next round.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 
 
 class FetchTimes:
-    """Remembers the downloads of the present round. now: seconds of a steady clock, as below."""
+    """Remembers the downloads of the present round. now, in all methods: seconds of a steady clock."""
 
     def __init__(self) -> None:
         self._round: tuple[int, int] | None = None
@@ -23,13 +24,13 @@ class FetchTimes:
         self._results = self._failed = self._bytes = 0
 
     def begun(self, now: float) -> None:
-        """A download was started."""
+        """Note that a download started."""
         self._running += 1
         if self._first is None:
             self._first = now
 
     def ended(self, now: float, *, size: int | None) -> None:
-        """A download ended. size: of the result in bytes; None if it did not come."""
+        """Note that a download ended. size: of the result in bytes; None if the download failed."""
         self._running -= 1
         self._last = now
         if size is None:
@@ -39,7 +40,7 @@ class FetchTimes:
             self._bytes += size
 
     def see(self, state: CoordinatorState, *, now: float) -> ResultsFetched | None:
-        """Take in the next state; returns what was fetched in the round that ended, if anything was."""
+        """Take in the next state. Return what was fetched in the round that has ended; None if nothing was."""
         played = state.current_round if state.run_state in _PLAYING else None
         present = None if played is None else (state.progress.epoch, played.height)
         if present == self._round:

@@ -1,4 +1,4 @@
-"""Reports what happens on our side of the transport: totals, paths to members and problems. Measures its rates.
+"""Reports what happens on our side of the transport: totals, paths to members and problems. Measures transfer rates.
 
 The caller passes the time and decides when to call; `tick` has no other effects than events.
 """
@@ -18,11 +18,11 @@ from psyche_core.types import NodeIdentity
 TOTALS_SECONDS = 1.0
 SERVING_SECONDS = 2.0
 SERVING_BYTES = 64 * 1024
-"""A client sends peers this much in this time if a member fetches the model from it."""
+"""A client that sends its peers at least this many bytes in SERVING_SECONDS is probably sending its model to a member."""
 
 
 class NetworkReporter:
-    """Counts since the start. own: our identity, whose paths are not reported. now: seconds of a steady clock, as below."""
+    """Counts since the start. own: our identity; its paths are not reported. now, in all methods: seconds of a steady clock."""
 
     def __init__(self, transport: Transport, report: Callable[[Event], None], *, own: NodeIdentity) -> None:
         self._transport = transport
@@ -33,7 +33,7 @@ class NetworkReporter:
         self._problems: tuple[str, ...] = ()
         self._reported_at = self._measured_at = 0.0
         self._received = self._sent = 0
-        self._idle = anyio.Event()  # set while little is fetched from us
+        self._idle = anyio.Event()  # set while little is sent to peers
         self._idle.set()
 
     def start(self, now: float) -> None:
@@ -41,17 +41,17 @@ class NetworkReporter:
         self._reported_at = self._measured_at = now
 
     def count(self, **more: int) -> None:
-        """Add to counts, by their names in NetworkTotals."""
+        """Add to the counts with these names of NetworkTotals."""
         self._counts = replace(self._counts, **{name: getattr(self._counts, name) + number for name, number in more.items()})
 
     @property
     def totals(self) -> NetworkTotals:
-        """All counts, with the transport's own."""
+        """All counts, including the transport's own."""
         stats = self._transport.stats
         return replace(self._counts, bytes_sent=stats.bytes_sent, bytes_received=stats.bytes_received, peers=len(stats.peers))
 
     def tick(self, now: float, members: Sequence[NodeIdentity]) -> float | None:
-        """Report what is due. Returns the bytes received per second when they were measured, and None between measurements.
+        """Report what is due. Return the bytes received per second when they were measured; None between measurements.
 
         members: of the epoch.
         """
@@ -72,11 +72,11 @@ class NetworkReporter:
         return rate
 
     async def wait_until_idle(self) -> None:
-        """Wait while much is fetched from us."""
+        """Wait while peers fetch much from us."""
         await self._idle.wait()
 
     def end_wait(self) -> None:
-        """End `wait_until_idle` now."""
+        """End `wait_until_idle` at once."""
         self._idle.set()
 
     def _note_serving(self, serving: bool) -> None:
@@ -86,7 +86,7 @@ class NetworkReporter:
             self._idle = anyio.Event()
 
     def _report_problems(self) -> None:
-        """Report the transport's problems once each, and when they are over."""
+        """Report each problem of the transport once, and report when all are over."""
         problems = self._transport.problems
         for sentence in problems:
             if sentence not in self._problems:

@@ -1,7 +1,7 @@
 """Turns what the transport says about its connections into events for people. Pure; the caller passes the time.
 
-The paths are reported when one of them changes its kind, at most every few seconds, and otherwise now and then. Where every
-member that is reached is reached through a relay, one sentence says so, and what would help.
+Paths are reported when one of them changes its kind, at most every few seconds, and otherwise at long intervals. If all reachable
+members are reached only through a relay, one event says so and suggests what would help.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PathReporter:
             return PathOfPeer(peer[:4].hex(), "none")
 
         sent, received = self._counters.get(peer, (0, 0))
-        if path.bytes_sent < sent or path.bytes_received < received:  # another connection than before
+        if path.bytes_sent < sent or path.bytes_received < received:  # a new connection, whose counters began at zero
             sent, received = 0, 0
         return PathOfPeer(
             peer[:4].hex(),

@@ -1,7 +1,7 @@
-"""Results as files, for those who study them: our own of each step, and all that were applied in a step.
+"""Writes results as files, for people who study them: our own result of each step, and all results applied in a step.
 
-A thread writes, behind a short queue, so a slow disk delays no step: what finds the queue full is left out. A disk that is full
-or goes away costs these files and one warning, nothing else.
+A thread writes them, from a short queue, so that a slow disk does not delay a step. A result that finds the queue full is left
+out. If the disk is full or fails, these files are lost and one warning is reported; nothing else happens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WAITING_STEPS = 16
 """Steps whose results may wait to be written; their bytes are in memory until then."""
 
 CLOSE_SECONDS = 10.0
-"""How long a client that has ended waits until the rest is written."""
+"""How long a client that has ended waits for the remaining files."""
 
 SUFFIX = ".payload"
 
@@ -40,9 +40,9 @@ class _Folder:
 class ResultFiles:
     """Writes results. own, accepted: folders, or None to write none of that kind. member: our key, as hex digits.
 
-    Our own result of step 12 is `own/MEMBER/step-00000012/result.payload`; those that were applied in it are
+    Our own result of step 12 is `own/MEMBER/step-00000012/result.payload`. The results applied in it are
     `accepted/MEMBER/step-00000012/NUMBER-SHA256.payload`, in the order in which the client listed them. The bytes are those that
-    members send each other; the optimizer reads them. A step that is trained or applied again replaces its folder.
+    members send each other; the optimizer can read them. A step that is trained or applied again replaces its folder.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ResultFiles:
             self._put(_Folder(self._accepted / _name(step), tuple(zip(names, payloads, strict=True))))
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Write the rest, but do not wait longer than that. Blocks; idempotent."""
+        """Write the remaining files, for at most this many seconds. Blocks; idempotent."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -82,7 +82,7 @@ class ResultFiles:
             logger.warning("results were not all written within %.0f s", seconds)
 
     def tell(self) -> None:
-        """Report what went wrong in the thread, once. For the thread that reports."""
+        """Report once what went wrong in the writing thread. Call it in the thread that reports."""
         if self._problem is not None and not self._told:
             self._told = True
             self._report(Problem("warning", self._problem))

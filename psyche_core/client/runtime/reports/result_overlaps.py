@@ -1,8 +1,8 @@
-"""Measures how much accepted results are like others (score D of `psyche_core.verification.overlap`), beside training.
+"""Measures, while training goes on, how similar accepted results are (score D of `psyche_core.verification.overlap`).
 
-It is triage for people: who trains nothing and sends copies shows, and no verdict follows. The cost is decoding each result
-once more and comparisons of about a thousand positions, within `MAX_BYTES` and `MOST_RESULTS`. Which positions are
-compared is a secret of this process. Whatever fails here is logged and stops nothing.
+People use it to find members to look at: a member that trains nothing and sends copies stands out. No decision follows from it.
+The cost is decoding each result once more and comparing about a thousand positions, within `MAX_BYTES` and `MOST_RESULTS`. The
+choice of compared positions is a secret of this process. An error here is logged and stops nothing.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("psyche.client")
 
 MAX_BYTES = 2**21
-"""Bytes of results that are looked at in a step. Decoding takes about 60 ms of a core for each million bytes."""
+"""Most bytes of results that are compared in a step. Decoding takes about 60 ms of a core for each million bytes."""
 
 MOST_RESULTS = 8
-"""Of more results so many random ones are looked at, in each step and in each client others."""
+"""If there are more results, this many random ones are compared: different ones in each step and in each client."""
 
 MAX_KNOWN = 4096
-"""Results whose trainers are remembered until they are applied."""
+"""How many results, not applied yet, have their trainer remembered."""
 
 
 class KnowsPositions(Protocol):
-    """psyche_core.training.trainer.Trainer is one; it needs torch."""
+    """What is needed of a trainer; psyche_core.training.trainer.Trainer has it, but importing that needs torch."""
 
     def positions(self, payload: bytes) -> Any | None:
         """See Trainer.positions."""
 
 
 class ResultOverlapMeter:
-    """Remembers who trained what, and what the last steps' results were like.
+    """Remembers who trained which result, and the positions of the last steps' results.
 
-    Belongs to one event loop. One thread at a time may call `measure`; `compare` sees to that.
+    Belongs to one event loop. Only one thread at a time may call `measure`; `compare` guarantees it.
     """
 
     def __init__(self) -> None:
@@ -57,20 +57,20 @@ class ResultOverlapMeter:
         self._comparing = False
 
     def note_results(self, results: Sequence[KeptResult]) -> None:
-        """These results are verified; their trainers are known now."""
+        """Remember the trainers of these verified results."""
         for kept in results:
             self._trainers[kept.result.commitment] = kept.signer.hex()
         while len(self._trainers) > MAX_KNOWN:
             self._trainers.popitem(last=False)
 
     def applied(self, work: Apply, payloads: Sequence[bytes]) -> None:
-        """These results were applied. payloads: in the order of the work's."""
+        """Remember the results that were applied. payloads: in the order of the work's results."""
         self._applied = work, payloads
 
     async def compare(self, trainer: KnowsPositions) -> ResultOverlaps | None:
-        """Measure the results that were applied last, in a thread; None where it was done before or there is nothing to say.
+        """Compare the results that were applied last, in a thread. Return None if that was done before or nothing was found.
 
-        A step whose turn comes while another is measured is left out rather than waited for.
+        A step is skipped if another one is being measured.
         """
         applied, self._applied = self._applied, None
         if applied is None or self._comparing:
@@ -83,7 +83,7 @@ class ResultOverlapMeter:
             self._comparing = False
 
     def measure(self, work: Apply, payloads: Sequence[bytes], trainer: KnowsPositions) -> ResultOverlaps | None:
-        """Compare the results that were applied. payloads: in the order of the work's. None where there is nothing to say.
+        """Compare the results that were applied. payloads: in the order of the work's. Return None if nothing was found.
 
         Takes milliseconds; call it in a thread.
         """
@@ -92,7 +92,7 @@ class ResultOverlapMeter:
         known = self._chosen(trainers, payloads)
         try:
             scores = self._scores(work.step, known, trainer)
-        except Exception as error:  # a figure for people; an optimizer may fail as it likes
+        except Exception as error:  # the result is only shown to people, and an optimizer may raise anything
             logger.debug("results of step %d were not compared", work.step, exc_info=error)
             return None
 
@@ -100,7 +100,7 @@ class ResultOverlapMeter:
         return ResultOverlaps(work.epoch, work.step, results, perf_counter() - started) if results else None
 
     def _chosen(self, trainers: Sequence[str | None], payloads: Sequence[bytes]) -> dict[str, bytes]:
-        """Random results of known trainers, as many as there is room for, in their order."""
+        """Return random results of known trainers, as many as the limits allow, in their order."""
         found = [(signer, payload) for signer, payload in zip(trainers, payloads, strict=False) if signer is not None]
         room = MAX_BYTES
         taken: set[int] = set()
@@ -122,7 +122,7 @@ class ResultOverlapMeter:
             whole[signer] = positions
         largest = max((positions.size for positions in whole.values()), default=0)
         if self._part is None and largest:
-            self._part = min(1.0, ENOUGH / largest)  # it stays, so that all steps' results can be compared
+            self._part = min(1.0, ENOUGH / largest)  # never changed again, so that all steps' results can be compared
         chosen = {signer: sampled(each, part=self._part or 1.0, salt=self._salt) for signer, each in whole.items()}
         recent: RecentPositions[str] = self._recent or RecentPositions()
         found = recent.scores(step, chosen)

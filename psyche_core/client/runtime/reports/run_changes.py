@@ -1,8 +1,8 @@
-"""What people are told of a run whose states a client follows: where it does not simply go on, and how checks of shares ended.
+"""Turns the states that a client follows into events for people: when the run goes back or is restored, and how checks ended.
 
-The run may go back to an earlier model, and its coordinator may be restored from another state. These, and the ends of checks,
-are seen by comparing a state with the one before it. It also knows whether the client began in the middle of an epoch. Pure;
-decides nothing.
+The run may go back to an earlier model, and its coordinator may be restored from another state. These events, and the ends of
+checks of shares, are found by comparing a state with the one before it. This module also knows whether the client began in the
+middle of an epoch. It is pure and decides nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ANOTHER_RUN = (
 
 
 class RunChanges:
-    """Follows the states that one client sees, from its first on."""
+    """Follows the states that one client sees, beginning with the first."""
 
     def __init__(self) -> None:
         self._begun: CoordinatorState | None = None
@@ -34,7 +34,7 @@ class RunChanges:
         self._first_trained: tuple[int, int] | None = None
 
     def see(self, state: CoordinatorState) -> Iterator[telemetry.Event]:
-        """Take in the next state; yields what people are told of it."""
+        """Take in the next state; yield the events for people."""
         previous, self._newest = self._newest, state
         self._begun = self._begun or state
         now = described(state.run_id, state.config, state.model)
@@ -49,12 +49,12 @@ class RunChanges:
             yield from checks_between(previous, state)
 
     def note_trained(self, height: int) -> None:
-        """Our share of the round of this height was trained."""
+        """Note that our share of the round of this height was trained."""
         if self._first_trained is None and self._newest is not None:
             self._first_trained = self._newest.progress.epoch, height
 
     def explained(self, dropped: telemetry.Dropped, *, training_fails: bool) -> telemetry.Dropped:
-        """The same with what this process knows of itself: why no result came, or came late."""
+        """Return the event with the reason that only this process knows: why no result came, or why it came late."""
         if dropped.why not in ("late", "silent"):
             return dropped
         if training_fails:
@@ -63,7 +63,7 @@ class RunChanges:
         return replace(dropped, why="starting") if self._was_starting(dropped) else dropped
 
     def _was_starting(self, dropped: telemetry.Dropped) -> bool:
-        """Whether this client began in the middle of that epoch, as a member already, and had trained nothing of it yet."""
+        """Return whether this client began in the middle of that epoch, already a member, and had trained nothing in it yet."""
         begun = self._begun
         if begun is None or begun.current_round is None or begun.progress.epoch != dropped.epoch:
             return False
@@ -74,9 +74,9 @@ class RunChanges:
 
 
 def went_back(previous: CoordinatorState, state: CoordinatorState) -> telemetry.WentBack | None:
-    """The event for a run that went back between two states; None if it rather continues from another state.
+    """Return the event for a run that went back between two states; None if the run continues from another state instead.
 
-    state: of a later generation. A return keeps the epoch's number and leads to an earlier step.
+    state: of a later generation. When a run goes back, it keeps the epoch's number and continues at an earlier step.
     """
     before, now = previous.progress, state.progress
     begins_at = now.step if state.current_round is None else state.epoch.start_step
@@ -94,7 +94,7 @@ def went_back(previous: CoordinatorState, state: CoordinatorState) -> telemetry.
 
 
 def _by_owner(previous: CoordinatorState, from_checkpoint: bool) -> bool | None:
-    """Whether the owner returned the run; None if that cannot be known from the state before."""
+    """Return whether the owner made the run go back; None if the state before does not tell."""
     if previous.model_lost and from_checkpoint:
         return False
     if previous.run_state is RunState.Paused:

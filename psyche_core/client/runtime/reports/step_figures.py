@@ -1,4 +1,4 @@
-"""Computes the figures of a step that people watch beside its loss: rates, speed of the whole run, waiting. Pure.
+"""Computes the figures of a step that people watch in addition to its loss: rates, the whole run's speed, waiting time. Pure.
 
 The caller passes the time. Nothing in the protocol depends on these figures.
 """
@@ -24,9 +24,9 @@ _LARGEST_EXPONENT = 709.0
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """What the trainer knows of a step. loss: nats per token. seconds: of training. vocab_size: of the model.
+    """What the trainer knows about a step. loss: nats per token. seconds: of training. vocab_size: of the model.
 
-    compress_seconds: of those seconds, to make the result from gradients.
+    compress_seconds: the part of those seconds that making the result from gradients took.
     """
 
     step: int
@@ -41,7 +41,7 @@ class TrainedStep:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """ended: when its training ended. seconds: of training. tokens: of all members."""
+    """A trained step. ended: when its training ended. seconds: of training. tokens: of all members."""
 
     ended: float
     seconds: float
@@ -49,7 +49,7 @@ class _Step:
 
 
 class StepFigureMaker:
-    """Remembers the newest steps of this epoch."""
+    """Makes the figures of a step. Remembers the newest steps of this epoch."""
 
     def __init__(self) -> None:
         self._steps: deque[_Step] = deque(maxlen=NEWEST_STEPS + 1)
@@ -57,11 +57,11 @@ class StepFigureMaker:
         self._applying = 0.0
 
     def applied(self, seconds: float) -> None:
-        """Results were applied, which took some seconds of our time."""
+        """Note that results were applied, and how many seconds that took."""
         self._applying += seconds
 
     def trained(self, done: TrainedStep, state: CoordinatorState, *, now: float) -> StepFigures:
-        """Our share of a step is trained. state: the newest of the coordinator. now: seconds of a steady clock."""
+        """Return the figures of a step whose share we trained. state: the newest one. now: seconds of a steady clock."""
         if state.progress.epoch != self._epoch:
             self._epoch = state.progress.epoch
             self._steps.clear()
@@ -89,7 +89,7 @@ class StepFigureMaker:
 
 
 def figures_of(done: TrainedStep, *, batch_tokens: int | None, total_tokens: int) -> StepFigures:
-    """The figures that follow from one step alone."""
+    """Return the figures that can be computed from one step alone."""
     return StepFigures(
         step=done.step,
         learning_rate=done.learning_rate,
@@ -103,7 +103,7 @@ def figures_of(done: TrainedStep, *, batch_tokens: int | None, total_tokens: int
 
 
 def described(run_id: str, config: CoordinatorConfig, model: ModelConfig) -> RunDescribed:
-    """What a run's configuration says about it."""
+    """Return the event that describes a run's configuration."""
     llm = model.LLM
     return RunDescribed(
         run_id=run_id,

@@ -1,4 +1,4 @@
-"""What is kept of each step beside training, if somebody asked for it: results as files, statistics of the optimizer."""
+"""What is recorded of each step while training goes on, if the user wants it: result files and statistics of the optimizer."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from psyche_core.telemetry.events import Event, OptimizerStatistics
 
 
 class Statistics(Protocol):
-    """psyche_core.training.update_statistics.UpdateStatistics is one; it needs torch."""
+    """What is needed of statistics; psyche_core.training.update_statistics.UpdateStatistics has it, but that needs torch."""
 
     def trained(self, step: int) -> None:
-        """Our result of a step was made."""
+        """Note that our result of a step was made."""
 
     def around(self, step: int) -> AbstractContextManager[None]:
-        """Measures the step that is applied inside."""
+        """Return a context that measures the step applied inside it."""
 
     def take(self) -> tuple[OptimizerStatistics, ...]:
-        """What was measured since this was last called."""
+        """Return what was measured since the last call."""
 
 
 class StepObserver:
-    """Watches one trainer's steps. Without arguments it does nothing."""
+    """Observes one trainer's steps. Without arguments it does nothing."""
 
     def __init__(self, *, files: ResultFiles | None = None, statistics: Statistics | None = None) -> None:
         self._files = files
         self._statistics = statistics
 
     def compressed(self, step: int) -> None:
-        """Our result of a step was made. Call it in the thread that made it."""
+        """Note that our result of a step was made. Call it in the thread that made it."""
         if self._statistics is not None:
             self._statistics.trained(step)
 
     def trained(self, step: int, payload: bytes) -> None:
-        """Our result of a step can be used."""
+        """Note that our result of a step passed its check and can be used."""
         if self._files is not None:
             self._files.trained(step, payload)
 
     @contextmanager
     def applying(self, step: int) -> Iterator[None]:
-        """Put this around applying the results of a step, in the thread that does it."""
+        """Enter this while applying the results of a step, in the thread that applies them."""
         if self._statistics is None:
             yield
             return
@@ -51,7 +51,7 @@ class StepObserver:
             yield
 
     def applied(self, step: int, payloads: Sequence[bytes], report: Callable[[Event], None]) -> None:
-        """The results of a step are applied; reports its statistics."""
+        """Note that the results of a step are applied, and report the step's statistics."""
         if self._files is not None:
             self._files.applied(step, payloads)
         for event in () if self._statistics is None else self._statistics.take():

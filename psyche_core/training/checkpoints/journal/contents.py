@@ -1,4 +1,4 @@
-"""What a journal holds, as a reader gets it."""
+"""What a reader of a journal gets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psyche_core.training.checkpoints.journal_records import AppliedRound, Heade
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """Content of a journal.
+    """The content of a journal.
 
     rounds: of steps base_step + 1, base_step + 2, … without a gap. pending: results of later steps. payload: returns the payload
     with a SHA-256, or raises ModelError. It reads the journal's file, so it works only while the journal is open and before the
@@ -36,7 +36,7 @@ class EarlierJournal:
 
     def __init__(self, file: JournalFile) -> None:
         self._file = file
-        self.damage: str = file.damage  # why what follows the rounds was not read, empty if nothing does
+        self.damage: str = file.damage  # why the data after the rounds was not read; empty if there is none
         self.recovered: Recovered = Recovered(
             header=file.header, rounds=tuple(file.rounds), pending=tuple(file.pending), payload=self._payload
         )

@@ -106,10 +106,10 @@ class JournalFile:
 
     @classmethod
     def view(cls, file: io.FileIO, *, size: int | None = None, most_frames: int | None = None) -> Self:
-        """Read all complete frames of a file that is open for reading. Nothing may be added. Takes the file over.
+        """Read all complete frames of a file that is open for reading. Nothing may be added. The result owns the file.
 
-        size: number of bytes to read, None for all. most_frames: limit for a file of a stranger, since every frame needs some
-        memory. Raises OSError, OtherVersion, and WireError for a file without a valid header or over the limit.
+        size: number of bytes to read, None for all. most_frames: limit for a file from somebody else, since every frame needs
+        some memory. Raises OSError, OtherVersion, and WireError for a file without a valid header or over the limit.
         """
         made = cls(file)
         try:
@@ -257,7 +257,7 @@ class JournalFile:
     def cut_before(self, step: int) -> None:
         """Remove the synced round of this step and all that was synced after it; this needs no space on the disk.
 
-        The object is of no use then: close it and `load` the file again. Raises OSError, WireError.
+        The object cannot be used afterwards: close it and `load` the file again. Raises OSError, WireError.
         """
         at, check = len(START), START
         while at < self._end:
@@ -271,7 +271,7 @@ class JournalFile:
             at, check = frame.at + frame.length, frame.check
 
     def _look_at_lost(self) -> None:
-        """Look for rounds in the bytes after the last complete frame, as far as the lengths of frames lead through them."""
+        """Look for rounds in the bytes after the last complete frame, as far as the frames' lengths lead to further frames."""
         at, end = self._end, self._end + self.lost
         self._file.seek(at)
         head = self._file.read(min(FRAME.size, self.lost))

@@ -112,13 +112,13 @@ class Journal(OpenJournal):
         kept = old is not None and not self._gap and old.header.generation == generation
         if kept:
             with contextlib.suppress(ModelError):
-                self.sync()  # what is still in memory is needed to go back to it
+                self.sync()  # a return to the old journal needs what is still in memory
         with self._replacement(header, keep_old=kept and not self._adds_nothing()) as new:
             if old is not None and kept:
                 copy_records(old, (each for each in old.pending if each.step > base_step), new)
 
     def _adds_nothing(self) -> bool:
-        """Whether this journal has only a base, to which the one before it leads, too."""
+        """Return whether this journal has only a base, and the journal before it leads to the same base."""
         file = self._file
         if file is None or file.last_step > file.header.base_step:
             return False
@@ -168,8 +168,9 @@ class Journal(OpenJournal):
                 raise
 
     def _cut_off(self, file: JournalFile, step: int, error: ModelError) -> None:
-        """Remove the rounds after `step` in place, and read the journal again. error: why there is no new file; raised if the
-        disk refuses this, too.
+        """Remove the rounds after `step` in place, and read the journal again.
+
+        error: why there is no new file; raised if the disk refuses this, too.
         """
         if step >= file.last_step:
             return
@@ -186,8 +187,8 @@ class Journal(OpenJournal):
     def read_earlier(self, helps: Callable[[Header, Sequence[AppliedRound]], bool]) -> Recovered | None:
         """Return to the journal before this one and read it. Returns None, with nothing changed, if it does not help.
 
-        helps: given its base and its rounds; not called if it is of another run. The present journal, which belongs to a history
-        that the run has left, is set aside. Raises ModelError on a disk error.
+        helps: called with its base and its rounds, but not if it is of another run. The present journal, which belongs to a
+        history that the run has left, is set aside. Raises ModelError on a disk error.
         """
         path = earlier_path(self._path)
         try:
@@ -216,7 +217,7 @@ class Journal(OpenJournal):
         return self.read()
 
     def earlier(self) -> EarlierJournal | None:
-        """Open the journal before this one for reading, None if there is none of this run and generation that can be read."""
+        """Open the journal before this one for reading; None if no readable one of this run and generation exists."""
         try:
             file = JournalFile.load(earlier_path(self._path))
         except (OSError, WireError):
@@ -228,10 +229,9 @@ class Journal(OpenJournal):
         return EarlierJournal(file)
 
     def take_back(self, reach: Reach, *, certain: Callable[[Header], bool]) -> None:
-        """Return to a journal of this run that was set aside, if the present one is of no use. Call `read` next.
+        """Return to a journal of this run that was set aside, if the present one cannot be used. Call `read` next.
 
-        reach, certain: see `take_journal_back`. The journal before the one that is used then comes back with it. Raises
-        ModelError.
+        reach, certain: see `take_journal_back`. The journal before the one that is used is then also restored. Raises ModelError.
         """
         self._adopt(None)
         take_journal_back(self._path, instance=self._instance, reach=reach, certain=certain, report=self._report)
@@ -248,7 +248,7 @@ class Journal(OpenJournal):
         take_journal_back(earlier, instance=self._instance, reach=leads_to_base, certain=lambda _: False, report=self._report)
 
     def set_aside(self, reason: str) -> None:
-        """Rename the journal, because it is of no use now, and tell people why. Raises ModelError."""
+        """Rename the journal, because it cannot be used now, and tell people why. Raises ModelError."""
         self._adopt(None)
         self._set_aside(reason)
 
@@ -286,7 +286,7 @@ class Journal(OpenJournal):
 
     @contextmanager
     def _replacement(self, header: Header, *, keep_old: bool = False) -> Iterator[JournalFile]:
-        """A new file to write, used from the end of the block on, see `replacement`. Raises ModelError."""
+        """Write a new file in the block; from the block's end on it is the journal, see `replacement`. Raises ModelError."""
         with replacement(self._path, header, keep_old=keep_old) as new:
             yield new
 

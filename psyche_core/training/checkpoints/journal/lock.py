@@ -1,4 +1,4 @@
-"""A shared folder of checkpoints: the lock that lets only one process use a run's journal in it, and the journal's paths.
+"""The lock that lets only one process use a run's journal in a folder of checkpoints, and the journal's paths.
 
 The system releases the lock when its process ends. `journal` reads and writes the files.
 """

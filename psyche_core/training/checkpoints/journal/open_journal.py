@@ -1,11 +1,11 @@
-"""What is added to a journal since its base, and when it is on the disk.
+"""Adds results and rounds to a journal, and writes them to the disk.
 
 - `add_result` and `add_applied` write to memory, `sync` writes to the disk. Synced data survives a crash of process or machine.
 - A write error of the disk raises ModelError; the file stays unchanged, and the next `sync` tries again. If the data in memory
   exceeds the limit after such an error, the journal is abandoned: it accepts nothing before it has a new base, because a journal
   with a gap cannot be replayed.
 
-Which file is the journal, and what it begins with, is in `journal`.
+`journal` decides which file is the journal and what it begins with.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def default_limit(model_bytes: int) -> int:
 
 
 class OpenJournal:
-    """The journal's file and what waits to be written to it. limit_bytes: see `full`."""
+    """The journal's file, and data that is not written to it yet. limit_bytes: see `full`."""
 
     def __init__(self, path: Path, *, limit_bytes: int) -> None:
         self._path = path

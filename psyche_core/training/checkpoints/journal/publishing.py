@@ -1,10 +1,10 @@
-"""Copies finished parts of a journal to a folder for everybody: `psyche audit` recomputes the run's weights from them.
+"""Copies finished parts of a journal to a public folder: `psyche audit` recomputes the run's weights from them.
 
-A journal starts again with each checkpoint, and only the one before is kept. `hold` opens the journal before that; `publish`
-copies it later, under a name that says run, instance, generation and steps, and the history of the last one: where a coordinator
-was restored from an older state, the same steps are there twice. A published file appears whole or not at all, and is never
-replaced or deleted. If a journal continues after its copy was made, as after a restart in mid-epoch, the next copy has the
-same first step and a later last one.
+A journal starts again with each checkpoint, and only the journal before it is kept. So `hold` opens the journal before it starts
+again, and `publish` copies it later. The copy's name says run, instance, generation, steps, and the history of the last step: if
+a coordinator was restored from an older state, the same steps are there twice. A published file appears whole or not at all, and
+is never replaced or deleted. If a journal continues after its copy was made, as after a restart in mid-epoch, the next copy has
+the same first step and a later last one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HISTORY_DIGITS = 8
 
 
 class SegmentDiffers(ModelError):
-    """The folder has a file of this name with other content, which stays as it is."""
+    """The folder has a file of this name with other content. That file is not changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class PublishedSegment:
 
 
 def segment_name(run_id: str, header: Header, last: AppliedRound) -> str:
-    """Return the file name of a published journal. last: its last round; a history that is unknown is not in the name."""
+    """Return the file name of a published journal. last: its last round; if its history is unknown, the name omits it."""
     steps = f"steps{header.base_step + 1}-{last.step}"
     if last.history != NO_DIGEST:
         steps += f"-{last.history.hex()[:_HISTORY_DIGITS]}"
@@ -97,8 +97,9 @@ def hold_file(path: Path) -> HeldSegment | None:
 def publish(held: HeldSegment, folder: Path, run_id: str, *, instance: bytes) -> PublishedSegment | None:
     """Copy a held journal into a folder, which is made if necessary, and close it.
 
-    instance: of the run (32 bytes). Returns None if there is nothing to publish: it has no rounds, is of another run, or is in
-    the folder already. Raises SegmentDiffers, and ModelError for a file that cannot be read or a folder that cannot be written.
+    instance: of the run (32 bytes). Returns None if there is nothing to publish: it has no rounds, is of another run, or is
+    already in the folder. Raises SegmentDiffers, and ModelError for a file that cannot be read or a folder that cannot be
+    written.
     """
     started = perf_counter()
     try:
@@ -145,7 +146,7 @@ def _copy(source: BinaryIO | io.FileIO, size: int, path: Path) -> None:
             target.flush()
             os.fsync(target.fileno())
         try:
-            os.link(partial, path)  # unlike a rename it replaces nothing
+            os.link(partial, path)  # unlike a rename, this never replaces a file
         except FileExistsError:
             raise
         except OSError:  # a file system without hard links

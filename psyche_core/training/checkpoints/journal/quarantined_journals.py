@@ -1,8 +1,8 @@
-"""Journals that were set aside, and may be needed again: those whose run or history is the present one after all.
+"""Journals that were set aside and may be needed again, because their run or history is the present one after all.
 
 A coordinator may show another run of the same name for a while, for example because its server was started with a wrong folder.
-Members set their journal aside then. When the right run is back, so must be its journal. Which rounds belong to the run's history
-is the caller's decision; `journal` uses the file.
+Members then set their journal aside. When the right run is shown again, its journal must be used again. The caller decides which
+rounds belong to the run's history; `journal` uses the file.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from psyche_core.training.checkpoints.journal_records import AppliedRound, Heade
 from psyche_core.training.checkpoints.quarantine_names import abandoned_name, abandoned_of, damaged_name
 
 Reach = Callable[[Header, Sequence[AppliedRound]], int | None]
-"""The last step of the run's history up to which a journal with this header and these rounds can be used; it may be a step
-before its base. None if nothing of it belongs to that history."""
+"""Returns the last step of the run's history up to which a journal with this header and these rounds can be used. It may be a
+step before the journal's base. None if nothing in the journal belongs to that history."""
 
 
 def take_journal_back(
     path: Path, *, instance: bytes, reach: Reach, certain: Callable[[Header], bool], report: Callable[[str], None]
 ) -> bool:
-    """Give a journal that was set aside its name back if the present one is of another run, or missing. Returns whether it did.
+    """Restore the name of a journal that was set aside, if the present one is of another run, or missing. Returns whether it did.
 
-    A present journal of this run is replaced only by one that begins for certain after all that the present one leads to. A
-    journal of another run is never taken. path: of the journal, which must not be open. instance: of the run (32 bytes).
-    certain: whether the model with which a journal begins is here and certainly of the run's history. report: called with a
-    sentence for each renamed file. Raises ModelError.
+    A present journal of this run is replaced only by a journal whose base is later than every step that the present one leads to,
+    and only if that base is certain. A journal of another run is never used. path: of the journal, which must not be open.
+    instance: of the run (32 bytes). certain: whether the model with which a journal begins is here and certainly belongs to the
+    run's history. report: called with a sentence for each renamed file. Raises ModelError.
     """
     found = [(each, header) for each in abandoned_of(path) if (header := _header_of(each, instance)) is not None]
     if not found:
@@ -68,7 +68,7 @@ def take_journal_back(
 
 
 def set_journal_aside(path: Path, reason: str, *, report: Callable[[str], None], damaged: bool = False) -> None:
-    """Rename a journal's file that is of no use now, and tell people why. damaged: it can never be used. Raises OSError."""
+    """Rename a journal's file that cannot be used now, and tell people why. damaged: it can never be used. Raises OSError."""
     target = damaged_name(path) if damaged else abandoned_name(path)
     path.rename(target)
     report(f"the journal {path} is not used: {reason}; it was renamed to {target.name}")
@@ -97,7 +97,7 @@ def _reach_of(path: Path, reach: Reach) -> int | None:
 
 
 def keep_damaged_end(file: JournalFile, path: Path) -> str:
-    """Keep a copy of a file with a damaged end, unless it is an unfinished write of less than a record.
+    """Keep a copy of a file with a damaged end, unless the end is an unfinished write of less than a record.
 
     path: of the file. Returns what is lost, without a full stop. The caller removes the end.
     """

@@ -1,6 +1,6 @@
-"""Writes a new journal beside the old one and puts it in its place, so that there is always a complete one.
+"""Writes a new journal next to the old one and then replaces the old one, so that there is always a complete one.
 
-`journal` decides when, and which records of the old one go into the new one.
+`journal` decides when, and which records of the old one are copied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from psyche_core.training.checkpoints.journal.quarantined_journals import keep_o
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header, StoredResult
 
 _COPY_BYTES: Final = 8 * 2**20
-"""Number of bytes in memory from which a copy is synced; one payload more may be in memory."""
+"""A copy is synced when this many bytes are in memory; one payload more may be in memory."""
 
 _REWOUND = 2
 """Number of results per slot and step that `rewind` keeps: those of the two newest histories."""
@@ -29,7 +29,7 @@ _REWOUND = 2
 
 @contextmanager
 def replacement(journal: Path, header: Header, *, keep_old: bool) -> Iterator[JournalFile]:
-    """A new file to write, which replaces the journal's when the block ends; it stays open.
+    """Give a new file to write; it replaces the journal's file when the block ends, and stays open.
 
     keep_old: whether the old one becomes the earlier one. Raises ModelError, also for a disk error in the block; then the old
     journal stays.
@@ -60,7 +60,7 @@ def replacement(journal: Path, header: Header, *, keep_old: bool) -> Iterator[Jo
 
 
 def newest_results(records: Iterable[StoredResult | AppliedRound], *, after: int) -> set[StoredResult | AppliedRound]:
-    """Return the newest results of each slot and step after `after`: a bounded number, however often the run goes back."""
+    """Return the newest results of each slot and step after `after`: a limited number, however often the run goes back."""
     found: dict[tuple[int, int], deque[StoredResult]] = {}
     for each in records:
         if isinstance(each, StoredResult) and each.step > after:
