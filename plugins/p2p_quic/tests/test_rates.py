@@ -14,7 +14,7 @@ from psyche_core.errors import BlobNotFound
 from psyche_core.testing.transport import until
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BlobHead, BlobRequest
-from psyche_p2p_quic.connections import rates
+from psyche_p2p_quic.connections import per_peer
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.per_peer import Remembered
 from psyche_p2p_quic.connections.session import LARGE_BYTES
@@ -23,7 +23,7 @@ from psyche_p2p_quic.transport import QuicTransport
 
 
 def test_what_is_kept_for_a_peer_is_bounded_and_the_least_used_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "REMEMBERED_PEERS", 2)
+    monkeypatch.setattr(per_peer, "REMEMBERED_PEERS", 2)
     kept = Remembered(list[int])
     kept.of(b"one").append(1)
     kept.of(b"two").append(2)
