@@ -151,7 +151,7 @@ class DistroOptimizer(Optimizer):
 
     @property
     def replay(self) -> Replay:
-        """What a verifier needs to know, see `replay`."""
+        """The data that a verifier needs, see `replay`."""
         return DistroReplay(
             self._settings, self._layout, self._flat_delta, self._tables_of, self._load_weights, self._preconditioner
         )

@@ -27,7 +27,7 @@ from psyche_optim_distro.chunks.tiles import CPU_TILE_ELEMENTS
 
 EPSILON = 1e-8
 _MANY = 2**31
-"""Stands for an unknown number of gradients."""
+"""Placeholder for an unknown number of gradients."""
 
 CORRECTION = "correction"
 """Name of 1 - beta2^t in the state, a tensor of one element. Mean squares have `mean_square.` and the parameter's name."""

@@ -1,4 +1,4 @@
-"""What this plugin registers: the transport `quic`, the relay `iroh`, commands `relay` and `doctor`. Factories import iroh."""
+"""Registers this plugin's parts: the transport `quic`, the relay `iroh`, commands `relay` and `doctor`. Factories import iroh."""
 
 from __future__ import annotations
 

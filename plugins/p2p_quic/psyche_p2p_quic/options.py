@@ -14,7 +14,7 @@ MAX_ADVERTISED = 4
 
 
 class QuicOptions(BaseSettings):
-    """What a member decides about its connections. The defaults send nothing to anybody but the run's members and relays."""
+    """A member's decisions about its connections. The defaults send nothing to anybody but the run's members and relays."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_prefix="PSYCHE_", extra="forbid", frozen=True, env_ignore_empty=True

@@ -237,7 +237,7 @@ class QuicTransport(Transport):
 
     @property
     def paths(self) -> tuple[PeerPath, ...]:
-        """How each connected peer is reached now."""
+        """The present path to each connected peer."""
         sessions = () if self._mesh is None else tuple(self._mesh.sessions.values())
         return tuple(
             PeerPath(session.peer, relayed=path.relayed, rtt=path.rtt, bytes_sent=session.sent, bytes_received=session.received)

@@ -130,7 +130,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How one parameter is cut."""
+    """The chunks of one parameter."""
 
     name: str
     shape: tuple[int, ...]

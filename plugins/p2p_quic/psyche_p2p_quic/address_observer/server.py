@@ -1,4 +1,4 @@
-"""The address observer: an iroh endpoint that tells each caller the address that the caller's packets come from.
+"""The address observer: an iroh endpoint that sends each caller the address from which the caller's packets arrive.
 
 See `protocol` for the messages and the reasons. iroh proves the caller's key, so no certificate is needed. Callers prove their
 address, too (QUIC retry), so that nobody can make the observer send to a third party. A caller may only listen: one that opens a

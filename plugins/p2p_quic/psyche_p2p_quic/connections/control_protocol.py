@@ -68,7 +68,7 @@ class ControlProtocol:
         return [control_frames.encode(Message(entry.tag, entry.message, relayed))]
 
     def announce_known(self, entries: Iterable[LogEntry]) -> list[bytes]:
-        """Return frames that tell the peer the ids of messages it may lack."""
+        """Return frames that give the peer the ids of messages that it may lack."""
         prefixes = [entry.id[:PREFIX_BYTES] for entry in entries if entry.id not in self._known]
         most = control_frames.MAX_IDS
         return [control_frames.encode(IHave(tuple(prefixes[at : at + most]))) for at in range(0, len(prefixes), most)]

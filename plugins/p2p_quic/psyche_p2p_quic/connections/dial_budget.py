@@ -33,7 +33,7 @@ _ROUNDING = 1e-6
 
 @dataclass(slots=True)
 class _Allowance:
-    """An allowance of `most` tries at once and as many per hour. left may fall below zero; it recovers with time."""
+    """An allowance of `most` tries at once and `most` tries per hour. left may fall below zero; it recovers with time."""
 
     most: int
     left: float

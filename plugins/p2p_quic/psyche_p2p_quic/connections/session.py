@@ -37,7 +37,7 @@ CLOSED, NOT_A_MEMBER, BROKE_RULES, SUPERSEDED, SILENT, NOT_READING = range(6)
 
 
 class Owner(Protocol):
-    """What a session reports to its transport."""
+    """Reports of a session to its transport."""
 
     def count(self, *, sent: int = 0, received: int = 0) -> None:
         """Count payload bytes that were sent or received."""
@@ -122,7 +122,7 @@ class Session:
 
     @property
     def path(self) -> Path | None:
-        """How the connection's packets travel now."""
+        """The present path of the connection's packets."""
         return self._link.path
 
     async def open(self) -> Stream:

@@ -49,7 +49,7 @@ def as_link_lost(doing: str) -> Iterator[None]:
 
 
 class ObserverRefused(LinkLost):
-    """An observer was reached, but did not tell our address."""
+    """An observer was reached, but did not send our address."""
 
 
 class Stream:
@@ -90,7 +90,7 @@ class Stream:
             await self._send.set_priority(_CONTROL_PRIORITY)
 
     async def stop_reading(self) -> None:
-        """Tell the peer that nothing more is read, and drop received data. No read may be pending."""
+        """Inform the peer that nothing more is read, and drop received data. No read may be pending."""
         with anyio.move_on_after(_GIVE_UP_SECONDS, shield=True):
             try:
                 await self._receive.stop(0)
@@ -109,7 +109,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """How the packets of a link travel now. relayed: through a relay. rtt: seconds there and back, 0 before it is measured."""
+    """The present path of a link's packets. relayed: through a relay. rtt: seconds there and back, 0 before it is measured."""
 
     relayed: bool
     rtt: float

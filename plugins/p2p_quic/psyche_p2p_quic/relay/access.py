@@ -27,7 +27,7 @@ class Access(Protocol):
     knows_owners: bool
 
     def judge(self, key: bytes, token: str | None) -> Verdict:
-        """Return whether the owner of the id `key`, who sent `token`, may use the relay now."""
+        """Return whether the owner of the id `key` may use the relay now. token: sent by the client."""
         ...
 
 
@@ -64,7 +64,7 @@ class TokenAccess:
 class MemberAccess:
     """Admits members of runs. Nobody is a member before the first call of `replace`.
 
-    Others are told to wait, since a client often connects some moments before the coordinator lists it as a member.
+    Others get a request to wait, since a client often connects some moments before the coordinator lists it as a member.
     """
 
     refusal = "this relay serves the members of a run only: not authorized"

@@ -125,7 +125,7 @@ class AddressCounter:
         return place is not None and place.allowed + (now - place.at) * self._rate < 1
 
     def is_full(self, host: str) -> bool:
-        """Return whether that address has as many connections as it may have."""
+        """Return whether that address has its maximum number of connections."""
         place = self._places.get(address_block(host, ipv6_bits=_HOUSEHOLD_BITS))
         return place is not None and place.count >= self._most_per_address
 

@@ -35,7 +35,7 @@ from psyche_p2p_quic.relay.protocol.websocket import (
 
 
 class Relay(Protocol):
-    """What a connection needs to know of the relay; implemented by `router.Router`."""
+    """The relay's interface for a connection; implemented by `router.Router`."""
 
     access: Access
     limits: RelayLimits
@@ -267,7 +267,7 @@ class Client:
         self._relay.counters.rate_limited += 1
         self.paused_until = now + pause
         if not self._limited:
-            self._limited = True  # only once, because otherwise the client would be told continually
+            self._limited = True  # only once, because otherwise the client would get the message again and again
             self.queue_control(frames.health(frames.Health.RATE_LIMITED, self.version))
 
     # ------------------------------------------------------------------------------------------------------- what is sent

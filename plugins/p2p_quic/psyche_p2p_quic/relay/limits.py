@@ -1,4 +1,4 @@
-"""How much of a relay one client, one address and all together may use. Pure."""
+"""Limits of what one client, one address and all clients together may use of a relay. Pure."""
 
 from __future__ import annotations
 

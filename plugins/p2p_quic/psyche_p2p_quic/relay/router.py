@@ -80,7 +80,10 @@ class Router:
     # ------------------------------------------------------------------------------------------------ who is connected
 
     def connect(self, client: Client, now: float) -> None:
-        """Note that a client was admitted. The newest connection of an id gets its traffic; the one before it is told."""
+        """Note that a client was admitted.
+
+        The newest connection of an id gets its traffic; the previous connection gets a message about this.
+        """
         self.counters.logins += 1
         same = self._clients.setdefault(client.key, [])
         if same:
@@ -92,8 +95,9 @@ class Router:
             same[0].close(CloseCode.POLICY, "the same id connected too often", now)
 
     def disconnect(self, client: Client) -> None:
-        """Note that a client's connection ends. An older one of the id gets its traffic again, else its peers are told.
-        Idempotent.
+        """Note that a client's connection ends; idempotent.
+
+        An older connection of the id gets its traffic again. If there is none, its peers are informed.
         """
         if client.phase is not Phase.CONNECTED:
             return

@@ -132,7 +132,7 @@ class RelayServer:
         self.flush()
 
     async def drain(self, *, seconds: float) -> None:
-        """Stop listening, tell all clients that the relay stops, and wait until they have left, at most `seconds`."""
+        """Stop listening, inform all clients that the relay stops, and wait until they have left, at most `seconds`."""
         self._draining = True
         self._stop_listening()
         now = self._clock()

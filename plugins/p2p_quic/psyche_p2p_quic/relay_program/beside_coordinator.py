@@ -53,7 +53,7 @@ class IrohRelay(Relay):
             self._service.reconsider()
 
     async def aclose(self) -> None:
-        """Tell the clients, and stop; idempotent."""
+        """Inform the clients, and stop; idempotent."""
         if not self._open:
             return
 

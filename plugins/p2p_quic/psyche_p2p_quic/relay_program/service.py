@@ -127,7 +127,7 @@ class RelayService:
             self._observer.reconsider()
 
     async def drain(self) -> None:
-        """Tell the clients that the relay stops, and wait for them for some seconds."""
+        """Inform the clients that the relay stops, and wait for them for some seconds."""
         await self.relay.drain(seconds=DRAIN_SECONDS)
 
     def _observer_page(self, _: str) -> Page:

@@ -36,7 +36,7 @@ _TO_CLIENT = {DATAGRAM_OUT: DATAGRAM_IN, BATCH_OUT: BATCH_IN}
 
 
 class Health(enum.IntEnum):
-    """What a relay tells a client about its connection."""
+    """A relay's reports to a client about its connection."""
 
     OK = 0
     SAME_ID = 1  # another connection with the same id gets the traffic
@@ -87,7 +87,7 @@ def pong(ping_frame: bytes) -> bytes:
 
 
 def peer_gone(peer: bytes) -> bytes:
-    """Return the frame that tells a client that a peer from which it got datagrams is not connected any more."""
+    """Return the frame that informs a client that a peer from which it got datagrams is not connected any more."""
     return bytes((PEER_GONE,)) + peer
 
 
@@ -97,5 +97,5 @@ def health(state: Health, version: str) -> bytes:
 
 
 def restarting(*, reconnect_in_ms: int, try_for_ms: int) -> bytes:
-    """Return the frame that says that the relay stops, when to reconnect, and how long to try. Today's clients ignore it."""
+    """Return the frame that announces that the relay stops, when to reconnect, and how long to try. Today's clients ignore it."""
     return struct.pack(">BII", RESTARTING, reconnect_in_ms, try_for_ms)

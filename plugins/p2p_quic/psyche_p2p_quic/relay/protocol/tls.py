@@ -54,7 +54,7 @@ class ServerTls:
             self._object.write(data)
 
     def close(self) -> None:
-        """Tell the client that nothing more comes."""
+        """Inform the client that we send nothing more."""
         try:
             self._object.unwrap()
         except (ssl.SSLError, ValueError):
