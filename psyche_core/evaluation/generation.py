@@ -24,7 +24,7 @@ TextSink = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a model wrote.
+    """The text that a model generated.
 
     text: the continuation, without the prompt. prompt_tokens, tokens: of prompt and continuation. end: `end` if the model ended
     the text itself, `length` if it reached the limit. seconds: wall time.

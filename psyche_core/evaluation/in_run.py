@@ -32,7 +32,7 @@ _LOWEST_PRIORITY = 19
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to evaluate. tasks: of lm-evaluation-harness. documents: most of each task, None for all. prompts: the prompt task."""
+    """The evaluations. tasks: of lm-evaluation-harness. documents: most of each task, None for all. prompts: the prompt task."""
 
     tasks: tuple[str, ...] = ()
     include: tuple[Path, ...] = ()
@@ -91,7 +91,7 @@ class InRunEvaluator:
             self._work()
         except (SpareTimeOver, Reclaimed):
             pass
-        except Exception as error:  # training goes on, whatever an evaluation raises
+        except Exception as error:  # training continues, whatever an evaluation raises
             self._warn("evaluations were given up", error)
         finally:
             self._spare.note_first_seen()

@@ -1,4 +1,4 @@
-"""How the next token is chosen: always the most likely one, or at random with its own seed.
+"""Chooses the next token: always the most likely one, or a random one with its own seed.
 
 The random numbers come from this module's own generator and are drawn on the CPU. So a seed gives the same text on each device,
 except for rounding, and other code in the process that draws random numbers is not affected.

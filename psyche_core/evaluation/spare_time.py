@@ -1,8 +1,9 @@
 """Lends the model of a training client to evaluations while nothing else needs it.
 
-The trainer always has priority. It says when it works (`reclaim`, `release`); a borrower of the model is then stopped at its next
-layer by the exception Reclaimed, and borrows again. So training waits for at most one layer. The lent weights are the run's (the
-optimizer's master weights), not those with which the trainer last computed. Borrowing does not change the module permanently.
+The trainer always has priority. It reports when it works (`reclaim`, `release`); a borrower of the model is then stopped at its
+next layer by the exception Reclaimed, and borrows again. So training waits for at most one layer. The lent weights are the run's
+(the optimizer's master weights), not those with which the trainer last computed. Borrowing does not change the module
+permanently.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Computes what a member that did not train properly would have to claim, so that its commitments explain what it sent.
 
-A *contribution* is what a member says that it added to its delta, see `psyche_core.verification.replay`. A member that computed
+A *contribution* is what a member claims to have added to its delta, see `psyche_core.verification.replay`. A member that computed
 another gradient claims that gradient, at the scale that fits best, since the scale is the easiest thing to guess. A member that
 sends a payload without training for it must commit to a delta whose largest coefficients are in that payload: `forged` is the
 smallest change that makes such a delta.

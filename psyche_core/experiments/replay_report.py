@@ -36,7 +36,7 @@ _GROUPS = 2000
 
 
 ENOUGH_SHARES = 80
-"""With fewer shares a report says that they are too few: half of them choose the threshold, the other half test it."""
+"""With fewer shares a report states that they are too few: half of them choose the threshold, the other half test it."""
 
 
 @dataclass(frozen=True, slots=True)

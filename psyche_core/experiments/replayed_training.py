@@ -98,7 +98,7 @@ class MeasuredShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured. compared: the first is the members'. measured: (step, member) by phase. draws: of each share."""
+    """Selection of measurements. compared: the first is the members'. measured: (step, member) by phase. draws: of each share."""
 
     seed: int
     rounds: Sequence[Sequence[Samples]]

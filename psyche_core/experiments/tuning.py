@@ -172,7 +172,7 @@ class Plan:
     Attributes:
         lengths: steps of a training in each rung, the shortest first.
         candidates: number of candidates in the first rung.
-        eta: one in `eta` candidates of a rung goes on to the next, at least one.
+        eta: one in `eta` candidates of a rung reaches the next rung, at least one.
         seeds: trainings of each candidate in the last rung; in the others it is one.
     """
 

@@ -1,4 +1,4 @@
-"""What a page shows of a run, as JSON types: everything, or only what changed since a version that the page has.
+"""Builds the document about a run for a page, as JSON types: everything, or only the changes since the page's version.
 
 Text from members (names, run ids, reasons, paths) is shortened and made printable here. The page must show it as text and never
 as markup. Numbers that are not finite become None.

@@ -1,6 +1,6 @@
 """Adds what members report about themselves to the view of each member.
 
-A server sends other events before the event that says that it is a server.
+A server sends other events before the event that identifies it as a server.
 """
 
 from __future__ import annotations

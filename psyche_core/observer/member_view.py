@@ -30,7 +30,7 @@ class Span:
 
 @dataclass(slots=True)
 class MemberView:
-    """What is known of a member.
+    """The known facts about a member.
 
     key: what identifies it in this run: the name of its first event file, or its signer in hex if it has none. spans: its states,
     oldest first; the last one is the present state. earned, slashed: points that the coordinator counts; None if unknown. paid:
@@ -72,12 +72,12 @@ class MemberView:
 
     @property
     def state(self) -> str:
-        """Its present state; empty if no event about it has come."""
+        """The member's present state; empty if no event about the member has come."""
         return self.spans[-1].state if self.spans else ""
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of its shares per second of wall time, over its newest steps; else the rate in its witness statements."""
+        """Tokens of the member's shares per second of its newest steps; if unknown, the rate in its witness statements."""
         if len(self._recent) >= 2:
             elapsed = self._recent[-1][0] - self._recent[0][0]
             return sum(tokens for _, tokens in list(self._recent)[1:]) / elapsed if elapsed > 0 else 0.0
@@ -86,9 +86,9 @@ class MemberView:
 
     @property
     def strikes(self) -> int:
-        """Its strikes in checks of shares, over all epochs.
+        """The member's strikes in checks of shares, over all epochs.
 
-        For each epoch, the larger of the number told and the number shown.
+        For each epoch, the larger of the reported number and the number in the state.
         """
         return self._struck_before + sum(max(known) for known in self._struck.values())
 
@@ -98,7 +98,7 @@ class MemberView:
         self._note_struck(epoch, told + 1, shown)
 
     def show_strikes(self, epoch: int, strikes: int) -> bool:
-        """Note the number of strikes in a state of this epoch, maybe more than were told.
+        """Note the number of strikes in a state of this epoch, which may be higher than the reported number.
 
         Return whether this changes anything.
         """

@@ -1,4 +1,4 @@
-"""Which events are news for people who watch a run, and how serious they are. The sentences are in `psyche_core.ui`."""
+"""Decides which events are news for people who watch a run, and how serious they are. The sentences are in `psyche_core.ui`."""
 
 from __future__ import annotations
 

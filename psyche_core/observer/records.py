@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model wrote after a prompt. step: the last one in its weights."""
+    """The text that a model generated after a prompt. step: the last one in its weights."""
 
     time: float
     step: int

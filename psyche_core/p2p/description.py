@@ -1,4 +1,4 @@
-"""A model's description: the small files that say how the model is built. Members send it to members that do not have it.
+"""A model's description: the small files that describe how the model is built. Members send it to members that do not have it.
 
 The files are configuration and tokenizer, never weights and never code. Encoded as canonical CBOR: [version, [[name, content],
 …]], names ascending, so that equal files have one encoding and one hash. Names are plain names of data files (JSON, text,

@@ -48,7 +48,7 @@ def train_with(trainer: Trainer, target: RunConfig | Address | str, **client: Un
 
     trainer: its model is trained in place and holds the run's weights afterwards. Item i of its train_dataset is sample i of the
     run and is collated alone; a shorter item is padded to the run's sequence length, with labels of -100. Its callbacks are
-    called in a worker thread while training goes on: on_train_begin; on_step_begin and on_step_end when a step's results are
+    called in a worker thread while training continues: on_train_begin; on_step_begin and on_step_end when a step's results are
     applied; on_log with loss (nats per token, mean of our shares since the last one) and learning_rate as its logging arguments
     say; on_evaluate with eval_loss over the first 64 items of its eval_dataset, before the first step and after each epoch of
     the run, unless its eval_strategy is no; on_save after a checkpoint; on_train_end. They must not read weights before

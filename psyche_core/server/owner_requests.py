@@ -18,7 +18,7 @@ from psyche_core.types import RunState
 
 
 async def heed_requests(server: OwnerControl, report: EventBus, requests: AsyncIterator[Request], *, state_file: Path) -> None:
-    """Carry out requests until no more can come. A request that is refused or fails is reported, and the others go on.
+    """Carry out requests until no more can come. A request that is refused or fails is reported, and the others continue.
 
     state_file: the run file, which an update reads again.
     """

@@ -1,4 +1,4 @@
-"""What a server does first when it continues a saved run: it reports a lost model, and applies what its owner decided.
+"""The first actions of a server that continues a saved run: it reports a lost model, and applies its owner's decision.
 
 The owner decides with options of `psyche server run` that are meant for one start: --restart-from-checkpoint, --restart-from-step
 and --checkpoint. This module also makes the command lines that are shown to the owner.

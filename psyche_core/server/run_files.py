@@ -27,7 +27,7 @@ NAMELESS = "(no run_id)"
 class RunFiles:
     """The loaded files.
 
-    data: None without a data file. data_port: the port that clients are told; None if the server serves no data. unchecked: one
+    data: None without a data file. data_port: the port that is sent to clients; None if the server serves no data. unchecked: one
     sentence for each plugin that the run names but that is not installed here.
     """
 

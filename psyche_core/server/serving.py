@@ -252,7 +252,7 @@ def _relay(settings: ServerSettings, registry: PluginRegistry) -> Relay | None:
 
 
 def _report_figures(report: EventBus, member: str, figures: WitnessMetadata) -> None:
-    """Report what a witness says about its own training. member: first digits of its key."""
+    """Report a witness's statement about its own training. member: first digits of its key."""
     report(telemetry.WitnessReported(member, figures.step, figures.loss, figures.tokens_per_sec, figures.bandwidth_per_sec))
     for score in figures.scores:
         report(telemetry.ScoreReported(member, score.task, score.metric, score.value, score.documents, score.step))
@@ -286,7 +286,7 @@ def first_config(run: RunFile, settings: ServerSettings) -> CoordinatorConfig:
 
 
 def _owner_signals() -> AbstractContextManager[AsyncIterator[signal.Signals] | None]:
-    """Receive SIGUSR1, which otherwise ends the process; enter it before people are told of the signal. None on Windows."""
+    """Receive SIGUSR1, which otherwise ends the process; enter it before a message mentions the signal. None on Windows."""
     number = getattr(signal, "SIGUSR1", None)
     return contextlib.nullcontext() if number is None else anyio.open_signal_receiver(number)
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 MANIFEST_FILE = "psyche.json"
-"""Name of the manifest, which says what a checkpoint contains and where it belongs; written last."""
+"""Name of the manifest, which describes a checkpoint's content and the run to which it belongs; written last."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 

@@ -97,7 +97,7 @@ class Trainer:
 
     @property
     def description(self) -> Mapping[str, bytes]:
-        """The small files that say how the model is built, by name; empty if the model has no such description."""
+        """The small files that describe how the model is built, by name; empty if the model has no such description."""
         return self._model.description
 
     @property
@@ -155,7 +155,7 @@ class Trainer:
 
     @property
     def replay(self) -> Replay | None:
-        """What verifiers must know about the optimizer; None if its training cannot be replayed."""
+        """The data about the optimizer that verifiers need; None if its training cannot be replayed."""
         return self._optimizer.replay
 
     def trained_after(self, step: int, *, first: bool) -> int:

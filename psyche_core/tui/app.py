@@ -1,6 +1,6 @@
 """The screen: tabs that show a run, keys, and questions before actions that cannot be undone.
 
-It takes lines from a queue and sends requests through a function; it opens nothing itself. The run goes on if the screen is
+It takes lines from a queue and sends requests through a function; it opens nothing itself. The run continues if the screen is
 closed or fails.
 """
 
@@ -215,7 +215,7 @@ class RunScreen(App[None]):
         return "end the replay" if self.kind == "replay" else "close this screen (asks first); the run goes on with log lines"
 
     def action_leave(self) -> None:
-        """Close the screen; the run goes on."""
+        """Close the screen; the run continues."""
         if self.kind == "replay":
             self._leave(True)
         else:

@@ -61,7 +61,7 @@ FeedLine = EventLine | StateLine | OutputLine | EndLine
 class Request:
     """A request of the user, by key, to the program.
 
-    what: `interrupt` (as Ctrl+C), `leave` (the screen is closed, the program goes on), `failed` (as `leave`, because the screen
+    what: `interrupt` (as Ctrl+C), `leave` (the screen is closed, the program continues), `failed` (as `leave`, because the screen
     failed), `pause` (pause, or continue a paused run), `expel`, `update`. argument: a member's signer in hex, or a reason.
     """
 

@@ -57,7 +57,7 @@ class Screen:
 
     def __init__(self, kind: str, *, title: str, after: Callable[[Told], None]) -> None:
         self._after = after
-        self._farewell_due = kind != "replay"  # closing the screen of a replay ends it, so nothing needs to be said
+        self._farewell_due = kind != "replay"  # closing the screen of a replay ends it, so no message is needed
         self._queue: queue.Queue[FeedLine] = queue.Queue(QUEUE_LINES)
         self._state: StateLine | None = None
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""What a screen shows of a run: the same view as the web page, and data that only a screen shows. Pure, no clock."""
+"""The data about a run that a screen shows: the same view as the web page, and data that only a screen shows. Pure, no clock."""
 
 from __future__ import annotations
 

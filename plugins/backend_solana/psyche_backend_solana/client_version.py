@@ -1,6 +1,6 @@
 """Versions of psyche-core as given in a run's account.
 
-The text comes from a stranger, so it is parsed by a strict grammar. Here it is only compared: a client started by hand reports
+Anybody can write this text, so it is parsed by a strict grammar. Here it is only compared: a client started by hand reports
 that its run asks for another version, and takes part anyway. `run-manager --env-file` starts the version that the run asks for.
 """
 

@@ -19,7 +19,7 @@ MAX_ADDRESS_BYTES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a server allows. Times in seconds.
+    """Limits of a server. Times in seconds.
 
     Before the login, see `admission`. silent_seconds: until a connection's first bytes, which a client sends at once; two
     seconds allow for a retransmission. max_silent: connections that have sent nothing; they are cheap, so many.

@@ -1,12 +1,12 @@
-"""Contract for the first half of a step: gradients go into delta, and the coefficients to send come out.
+"""Contract for the first half of a step: adds gradients to delta and selects the coefficients to send.
 
 Guaranteed by each implementation:
 
     delta <- decay (delta - results sent and not subtracted yet) + scale factor gradient
 
-and the `topk` coefficients of largest magnitude of each chunk. A coefficient may replace another that is larger by less than a
-2,000th part. With a preconditioner, factor times the gradient is divided as `preconditioner` describes. Not guaranteed: equal
-bits from two implementations or on two machines. No other replica depends on these bits.
+and selects the `topk` coefficients of largest magnitude of each chunk. A coefficient may replace another that is larger by less
+than a 2,000th part. With a preconditioner, factor times the gradient is divided as `preconditioner` describes. Not guaranteed:
+equal bits from two implementations or on two machines. No other replica depends on these bits.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class Compressor(Protocol):
         delta: float32 [layout.total] in blocked order (`blocked_buffer`), changed in place. gradients: by parameter name, flat
         [elements]; a missing one counts as zero. unsubtracted: sent results that delta still contains. tables: output.
         scale: factor of what is added. decay: factor of the old delta. factor: of the gradients, from clipping. preconditioner:
-        its mean squares take up the gradients of this step.
+        the gradients of this step are added to its mean squares.
         """
 
 
 def dct_bases(layout: Layout, device: torch.device) -> dict[int, Tensor]:
-    """The float32 DCT matrices [size, size] of all chunk sides of a table, by size."""
+    """Return the float32 DCT matrices [size, size] of all chunk sides of a table, by size."""
     sizes = sorted({size for group in layout.groups for size in (group.height, group.width)})
     return {size: dct_basis(size).to(device, torch.float32) for size in sizes}
 
 
 def delta_blocks(delta: Tensor, tile: Group) -> Tensor:
-    """A view of one tile of delta as [chunks, height, width]. delta: [layout.total] in blocked order."""
+    """Return a view of one tile of delta as [chunks, height, width]. delta: [layout.total] in blocked order."""
     return delta[tile.start : tile.stop].view(-1, tile.height, tile.width)
 
 

@@ -1,4 +1,4 @@
-"""The model's own weights: written from the masters, ahead of them, or as they were some steps ago.
+"""Writes the model's own weights: from the masters, from the look-ahead, or as the masters were some steps ago.
 
 Tensors here are flat, as in `optimizer`: masters in the parameters' order, directions in blocked order.
 """
@@ -53,9 +53,9 @@ class ComputeWeights:
     def masters_before(
         self, masters: Tensor, undone: Sequence[AppliedStep], *, updater: Updater[object], weight_decay: float
     ) -> Tensor:
-        """A copy of the masters as they were before these steps, the newest first, up to rounding.
+        """Return a copy of the masters as they were before these steps, up to rounding. undone: the newest step first.
 
-        updater: whose updates depend on nothing but payloads and rate. Needs twice the masters' memory. Raises PayloadRejected.
+        updater: its updates must depend only on payloads and rate. Needs twice the masters' memory. Raises PayloadRejected.
         """
         found = masters.clone()
         moved = torch.empty_like(masters)

@@ -6,22 +6,22 @@ Per trained step s (from the reference implementation, with protocol section 4):
     load_lookahead      compute weights <- cast(masters - lr f sign(delta)); the masters do not change
     compress(s)         delta <- decay (delta - own results not subtracted yet) + lr g; payload = top-k of its DCT
 
-Only `compress` changes delta (and `private_state`): a result that was settled is corrected for there. So the look-ahead is
-always that of the delta which the last `compress` left, and which others can check (protocol section 7), also after rounds
+Only `compress` changes delta (and `private_state`): it also corrects delta for results that were settled since the last call. So
+the look-ahead always uses the delta that the last `compress` left, which others can check (protocol section 7), even after rounds
 without a share.
 
-f is the tensor's factor of the rate, and wd its weight decay (settings `rates`; 1 and the same for all without them). Delta has
-no f: a factor of a whole tensor changes neither delta's signs nor which coefficients of a chunk are the largest. With a second
-stage (settings `second_stage`), `apply` does not use the sign of the decoded mean, but what `clip` or `rmsprop` makes of it. With
-`gradient_beta2`, g is the gradient divided by its running root mean square, see `preconditioner`.
+f is the tensor's factor of the rate, and wd its weight decay (settings `rates`; without them, 1 and the same for all). Delta does
+not include f: a factor of a whole tensor changes neither delta's signs nor which coefficients of a chunk are the largest. With a
+second stage (settings `second_stage`), `apply` does not use the sign of the decoded mean, but what `clip` or `rmsprop` computes
+from it. With `gradient_beta2`, g is the gradient divided by its running root mean square, see `preconditioner`.
 
 Deviation from the reference implementation: it decays the weights while a node trains, so a node that does not train diverges
 from the rest. Here weight decay is part of `apply`, once per applied step, before the subtraction, as in AdamW. Weights and
 gradients are the same while training; there is one decay less in between.
 
-A sent result is subtracted from delta: with the values as sent, or with its exact values if only signs were sent; of both, the
-fraction `compression_subtract`. Delta is in blocked order (`blocked_buffer`), since almost all operations on it work on blocks.
-Gradients that are not finite are rejected.
+A sent result is subtracted from delta: with the values as sent, or with its exact values if only signs were sent; in both cases
+multiplied by `compression_subtract`. Delta is in blocked order (`blocked_buffer`), since almost all operations on it work on
+blocks. Gradients that are not finite are rejected.
 """
 
 from __future__ import annotations
@@ -60,10 +60,13 @@ from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.value_format import ValueFormat
 
 _LARGEST_NORM = 1e15
-"""Delta's norm is computed if its bound exceeds this. Sums of squares of numbers up to this size do not overflow float32."""
+"""Delta's norm is computed if its upper bound exceeds this.
+
+Sums of squares of numbers up to this size do not overflow float32.
+"""
 
 VOTE_CACHE_SHARE = 16
-"""Checked payloads stay decoded in up to 1 / VOTE_CACHE_SHARE of the masters' memory."""
+"""Decoded votes of checked payloads are kept in up to 1 / VOTE_CACHE_SHARE of the masters' memory."""
 
 
 @dataclass(slots=True)
@@ -138,7 +141,7 @@ class DistroOptimizer(Optimizer):
 
     @property
     def compiled(self) -> bool:
-        """Whether the numba backend is used. It always compresses; it updates masters from signs only, and not with `rmsprop`."""
+        """Whether the numba backend is used. It always compresses; it updates masters only from signs, and not with `rmsprop`."""
         return not isinstance(self._compressor, TorchCompressor)
 
     @property
@@ -148,7 +151,7 @@ class DistroOptimizer(Optimizer):
 
     @property
     def replay(self) -> Replay:
-        """What a verifier needs to know, see `replay`."""
+        """The data that a verifier needs, see `replay`."""
         return DistroReplay(
             self._settings, self._layout, self._flat_delta, self._tables_of, self._load_weights, self._preconditioner
         )
@@ -165,7 +168,7 @@ class DistroOptimizer(Optimizer):
 
     @property
     def delta(self) -> Mapping[str, Tensor]:
-        """Momentum and residual in one buffer, float32, by parameter name: what the next `compress` begins with.
+        """Momentum and residual in one buffer, float32, by parameter name: the values with which the next `compress` begins.
 
         Each access returns a copy; for figures and tests.
         """
@@ -173,7 +176,7 @@ class DistroOptimizer(Optimizer):
 
     @property
     def momentum(self) -> Mapping[str, Tensor]:
-        """Delta: momentum together with what was not sent yet, and what was sent and is not subtracted yet."""
+        """Delta: momentum together with what was not sent yet, and what was sent but is not subtracted yet."""
         return self.delta
 
     @torch.no_grad()
@@ -263,9 +266,9 @@ class DistroOptimizer(Optimizer):
             self._rmsprop.load(state)
 
     def private_state(self) -> Mapping[str, Any]:
-        """Delta by parameter name, each with the prefix `delta.`, and the tensors of the preconditioner, if there is one.
+        """Return delta by parameter name, with the prefix `delta.`, and the tensors of the preconditioner, if there is one.
 
-        Brings delta up to date first: this replica and the one that loads the state go on alike.
+        It brings delta up to date first, so that this replica and one that loads the state continue in the same way.
         """
         self._correct()
         delta = PrefixedMapping("delta.", self._delta)
@@ -273,7 +276,7 @@ class DistroOptimizer(Optimizer):
 
     @torch.no_grad()
     def load_private_state(self, state: Mapping[str, Any]) -> None:
-        """Restore delta and the preconditioner. Raises ModelError for other names or shapes, or values that cannot be."""
+        """Restore delta and the preconditioner. Raises ModelError for other names or shapes, or impossible values."""
         check_private_state(state, self.private_state())
         if self._preconditioner is not None:
             self._preconditioner.load(state)
@@ -291,14 +294,15 @@ class DistroOptimizer(Optimizer):
         self._weights.write_ahead(masters, direction, learning_rate=learning_rate)
 
     def _tables_of(self, step: int) -> CoefficientTables | None:
-        """The coefficients of an own result that delta still contains."""
+        """Return the coefficients of an own result that delta still contains; None if there are none."""
         sent = self._sent.get(step)
         return sent.tables if sent is not None and sent.subtracted is None else None
 
     def _settle(self, step: int, *, accepted: bool) -> None:
-        """Note how delta is to be corrected by whether our result of `step` was accepted. Older ones can no longer be accepted.
+        """Note how to correct delta, depending on whether our result of `step` was accepted. Older results cannot be any more.
 
-        Delta itself stays as the last `compress` left it: a verifier knows that one (protocol section 7), and so its look-ahead.
+        Delta itself stays as the last `compress` left it: a verifier knows that delta (protocol section 7), and so its
+        look-ahead.
         """
         for number in sorted(number for number in self._sent if number <= step):
             sent = self._sent.pop(number)
@@ -316,7 +320,7 @@ class DistroOptimizer(Optimizer):
         self._corrections.clear()
 
     def _corrected(self) -> Tensor:
-        """A copy of delta that is up to date."""
+        """Return a copy of delta that is up to date."""
         delta = self._flat_delta.clone()
         for sent, factor in self._corrections:
             self._add_everywhere(delta, sent, factor)
@@ -327,14 +331,14 @@ class DistroOptimizer(Optimizer):
             add_sent(delta, tile, sent.tables, self._basis, factor=factor)
 
     def _flat_gradients(self) -> dict[str, Tensor]:
-        """Gradients as flat tensors by name; parameters without a gradient are absent."""
+        """Return gradients as flat tensors by name; parameters without a gradient are absent."""
         gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
         return {name: gradient.reshape(-1) for name, gradient in gradients.items() if gradient is not None}
 
     def _clip_factor(
         self, gradients: Mapping[str, Tensor], unsubtracted: Sequence[_Sent], step: int, learning_rate: float
     ) -> float:
-        """Factor of the gradients for clipping. Updates the bound of delta's norm. Raises NonFiniteError."""
+        """Return the factor of the gradients for clipping. Update the bound of delta's norm. Raises NonFiniteError."""
         norm = float(torch.nn.utils.get_total_norm(gradients.values()))
         if not math.isfinite(norm):
             message = f"the global L2 norm of the gradient is {norm}; nothing was sent"
@@ -353,7 +357,7 @@ class DistroOptimizer(Optimizer):
         return factor
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a flat buffer by parameter name, ascending."""
+        """Return views of a flat buffer by parameter name, ascending."""
         return {entry.name: flat[entry.start : entry.stop].view(entry.shape) for entry in self._layout.parameters}
 
     def _zeros(self) -> Tensor:

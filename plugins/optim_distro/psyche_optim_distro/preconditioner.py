@@ -4,9 +4,9 @@ For each element, with the gradient g after clipping and t counting the gradient
 
     v <- beta2 v + (1 - beta2) g²        what is added to delta: learning rate * g / (sqrt(v / (1 - beta2^t)) + 1e-8)
 
-So the coefficients that are sent are the largest of Adam's numerator and not of the gradient: elements whose gradients are small
-in the whole training get their share of the few that a chunk may send. v is private to a member, as delta is; no replica depends
-on its bits. 1 - beta2^t is computed as the mean square of a gradient that is always 1.
+So the coefficients that are sent are selected as by Adam, and not by the size of the gradient: elements whose gradients are small
+during the whole training also get a part of the few coefficients that a chunk may send. v is private to a member, as delta is; no
+replica depends on its bits. 1 - beta2^t is computed as the mean square of a gradient that is always 1.
 
 `Preconditioner` keeps the mean squares and divides in torch. The numba backend divides in the kernel that adds to delta.
 """
@@ -27,7 +27,7 @@ from psyche_optim_distro.chunks.tiles import CPU_TILE_ELEMENTS
 
 EPSILON = 1e-8
 _MANY = 2**31
-"""Stands for a number of gradients that is not known."""
+"""Placeholder for an unknown number of gradients."""
 
 CORRECTION = "correction"
 """Name of 1 - beta2^t in the state, a tensor of one element. Mean squares have `mean_square.` and the parameter's name."""
@@ -36,7 +36,7 @@ CORRECTION = "correction"
 class Preconditioner:
     """The running mean squares of one member's gradients, zero at first. They take as much memory as delta.
 
-    layout: parameter table. device: of the parameters. beta2: share of the mean squares that stays, per gradient.
+    layout: parameter table. device: of the parameters. beta2: fraction of the mean squares that stays, per gradient.
     """
 
     def __init__(self, layout: Layout, device: torch.device, *, beta2: float) -> None:
@@ -81,26 +81,26 @@ class Preconditioner:
 
     @property
     def beta2(self) -> float:
-        """Share of the mean squares that stays, per gradient."""
+        """Fraction of the mean squares that stays, per gradient."""
         return self._beta2
 
     @property
     def mean_squares(self) -> Tensor:
-        """Those of all parameters: float32 [elements], each parameter's row by row at its place in the table. Not a copy."""
+        """The mean squares of all parameters: float32 [elements], row by row at each parameter's place; not a copy."""
         return self._flat
 
     @property
     def count(self) -> int:
-        """Number of gradients since the mean squares were zero. After `load`, which does not know it, a large number."""
+        """Number of gradients since the mean squares were zero. After `load` it is unknown, and a large number is given."""
         return self._count
 
     def count_gradient(self) -> float:
-        """Count the gradients of one step, which the caller adds to the mean squares; returns 1 - beta2^t."""
+        """Count the gradients of one step, which the caller adds to the mean squares; return 1 - beta2^t."""
         self._count += 1
         return float(self._correction.mul_(self._beta2).add_(1 - self._beta2))
 
     def take(self, gradients: Mapping[str, Tensor], *, factor: float) -> dict[str, Tensor]:
-        """Add the gradients of one step, times `factor`, to the mean squares, and return what `divided` would return before.
+        """Add the gradients of one step, times `factor`, to the mean squares, and return the result of `divided` for them.
 
         gradients: by name, flat; a missing one is zero.
         """
@@ -123,9 +123,9 @@ class Preconditioner:
         return found
 
     def divided(self, gradients: Mapping[str, Tensor], *, factor: float) -> dict[str, Tensor]:
-        """Gradients times `factor`, divided by the root mean squares that `take` would make of them: new float32 tensors.
+        """Return gradients times `factor`, divided by the root mean squares after adding them: new float32 tensors.
 
-        gradients: by name; they may be those of another device. Nothing changes.
+        gradients: by name; they may be on another device. Nothing changes.
         """
         correction = self._correction[0] * self._beta2 + (1 - self._beta2)
         found = {}

@@ -1,7 +1,7 @@
-"""What a verifier needs to know of DisTrO, see `psyche_core.interfaces.replay`.
+"""The part of DisTrO that a verifier needs, see `psyche_core.interfaces.replay`.
 
-Groups are those of the parameter table, so a chunk's number is that of the table. Everything is brought to the CPU. The transform
-is computed in float64 with the exact basis, whatever precision `compress` selects coefficients with.
+Groups are those of the parameter table, so chunks have the table's numbers. Everything is copied to the CPU. The transform is
+computed in float64 with the exact basis, whatever precision `compress` uses to select coefficients.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ LoadWeights = Callable[[Tensor, Sequence[AppliedStep], float], None]
 
 
 def gradient_scale(norm: float, *, learning_rate: float, clip: float | None) -> float:
-    """Factor of the gradients: the learning rate times clipping. norm: global L2 norm. clip: largest norm; None or 0 for none."""
+    """Return the learning rate times the clipping factor. norm: global L2 norm. clip: largest norm; None or 0 for no clipping."""
     limit = clip or math.inf
     return learning_rate * (limit / (norm + CLIP_EPSILON) if norm > limit else 1.0)
 
 
 class DistroReplay(Replay):
-    """The view of one optimizer.
+    """The replay of one optimizer.
 
-    delta: its flat buffer, in blocked order. tables: of a step's result that is still in delta. load_weights: writes the compute
-    weights. preconditioner: its own, if any.
+    delta: its flat buffer, in blocked order. tables: returns those of a step's result that is still in delta. load_weights:
+    writes the compute weights. preconditioner: the optimizer's, if any.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class DistroReplay(Replay):
 
     @property
     def verifiable(self) -> bool:
-        """With clipping, and without the second stage `rmsprop`, whose updates nobody can undo."""
+        """True with clipping, and without the second stage `rmsprop`, whose updates cannot be undone."""
         return self._settings.why_unverifiable() is None
 
     @property
@@ -87,12 +87,12 @@ class DistroReplay(Replay):
 
     @property
     def has_memory(self) -> bool:
-        """With the setting `gradient_beta2`."""
+        """True with the setting `gradient_beta2`."""
         return self._preconditioner is not None
 
     @torch.no_grad()
     def memory(self, rows: Rows) -> tuple[list[Any], int]:
-        """The running mean squares of gradients."""
+        """Return the running mean squares of gradients, and how many gradients they contain."""
         assert self._preconditioner is not None
         squares = self._preconditioner.state
         found = self._chunks({name: squares[f"mean_square.{name}"] for name in self._names}, rows)
@@ -100,7 +100,7 @@ class DistroReplay(Replay):
 
     @torch.no_grad()
     def gradient(self, gradients: Mapping[str, Any], rows: Rows) -> list[Any]:
-        """Clipped gradients in chunks."""
+        """Return clipped gradients in chunks."""
         norm = float(torch.nn.utils.get_total_norm(gradients.values()))
         factor = np.float32(gradient_scale(norm, learning_rate=1.0, clip=self._settings.clip_grad_norm))
         return [part * factor for part in self._chunks(gradients, rows)]
@@ -108,7 +108,7 @@ class DistroReplay(Replay):
     def contribution_of(
         self, gradient: Sequence[Any], *, memory: Sequence[Any] | None, count: int, learning_rate: float
     ) -> tuple[list[Any], list[Any] | None]:
-        """The learning rate times the gradient, divided by its running root mean square if the settings say so."""
+        """Return the learning rate times the gradient, divided by its running root mean square if the settings demand it."""
         beta2 = self._settings.gradient_beta2
         exact = [part.astype(np.float64) for part in gradient]
         if beta2 is None or memory is None:
@@ -120,13 +120,13 @@ class DistroReplay(Replay):
         return [learning_rate * part / root for part, root in zip(exact, roots, strict=True)], after
 
     def largest_contribution(self, *, learning_rate: float) -> float:
-        """The learning rate times the setting `clip_grad_norm`, or the largest that divided gradients can be."""
+        """Return the learning rate times `clip_grad_norm`, or the largest norm that divided gradients can have."""
         if self._preconditioner is not None:
             return learning_rate * self._preconditioner.largest_norm
         return learning_rate * (self._settings.clip_grad_norm or math.inf)
 
     def usual_contribution(self, *, learning_rate: float) -> float:
-        """Of divided gradients: that of elements of the size 1."""
+        """Return the norm of a usual contribution; for divided gradients, that of elements of the size 1."""
         if self._preconditioner is not None:
             return learning_rate * math.sqrt(self._layout.total)
         return self.largest_contribution(learning_rate=learning_rate)
@@ -141,7 +141,7 @@ class DistroReplay(Replay):
 
     @torch.no_grad()
     def delta(self, rows: Rows) -> list[Any]:
-        """Chunks of delta, each row by row."""
+        """Return chunks of delta, each row by row."""
         found = []
         for group, chosen in zip(self._layout.groups, rows, strict=True):
             blocks = self._delta[group.start : group.stop].view(group.chunk_count, -1)
@@ -150,7 +150,7 @@ class DistroReplay(Replay):
 
     @torch.no_grad()
     def taken(self, step: int, rows: Rows) -> list[Any]:
-        """Coefficients times `compression_subtract`: exact ones if only signs are sent, otherwise those that were sent."""
+        """Return coefficients times `compression_subtract`: exact ones if only signs are sent, else those that were sent."""
         tables = self._tables(step)
         if tables is None:
             message = f"the result of step {step} is settled, subtracted or was never made"
@@ -166,7 +166,7 @@ class DistroReplay(Replay):
 
     @torch.no_grad()
     def contribution(self, gradients: Mapping[str, Any], rows: Rows, *, learning_rate: float) -> list[Any]:
-        """Scaled gradients in chunks, divided by their running root mean square if the settings say so."""
+        """Return scaled gradients in chunks, divided by their running root mean square if the settings demand it."""
         norm = float(torch.nn.utils.get_total_norm(gradients.values()))
         scale = gradient_scale(norm, learning_rate=learning_rate, clip=self._settings.clip_grad_norm)
         if self._preconditioner is not None:
@@ -175,15 +175,15 @@ class DistroReplay(Replay):
         return [part * np.float32(scale) for part in self._chunks(gradients, rows)]
 
     def coefficients(self, chunks: Sequence[Any]) -> list[Any]:
-        """The orthonormal DCT-II of both sides."""
+        """Return the orthonormal DCT-II of chunks, along both sides."""
         return [_transformed(encode, group, array) for group, array in self._with_groups(chunks)]
 
     def elements(self, coefficients: Sequence[Any]) -> list[Any]:
-        """Its inverse."""
+        """Return the inverse of `coefficients`."""
         return [_transformed(decode, group, array) for group, array in self._with_groups(coefficients)]
 
     def sent(self, payload: bytes, rows: Rows) -> list[Any]:
-        """Signs, or values as sent."""
+        """Return signs, or values as sent."""
         selection = codec.decode(self._layout, payload, values=self._settings.values)
         found = []
         for group, chosen in self._with_groups(rows):
@@ -196,7 +196,7 @@ class DistroReplay(Replay):
         return found
 
     def positions(self, payload: bytes) -> Any:
-        """Chunk number times the largest chunk's size, plus the position in the chunk."""
+        """Return chunk number times the largest chunk's size, plus the position in the chunk."""
         selection = codec.decode(self._layout, payload, values=self._settings.values)
         sizes = np.array([entry.size for entry in self._layout.classes], dtype=np.int64)
         chosen = np.array([entry.topk < entry.size for entry in self._layout.classes], dtype=bool)
@@ -212,7 +212,7 @@ class DistroReplay(Replay):
         return tuple(entry.name for entry in self._layout.parameters)
 
     def _chunks(self, tensors: Mapping[str, Any], rows: Rows) -> list[Any]:
-        """Chunks of tensors by parameter name, in their parameters' shapes."""
+        """Return chunks of tensors that are given by parameter name, in their parameters' shapes."""
         return [self._gradient_rows(group, tensors, chosen) for group, chosen in self._with_groups(rows)]
 
     def _with_groups(self, arrays: Sequence[Any]) -> list[tuple[Group, Any]]:
@@ -235,7 +235,7 @@ class DistroReplay(Replay):
 
 
 def _picked(rows: Tensor, chosen: NDArray[np.int64]) -> Any:
-    """Some rows of a tensor, as a numpy array."""
+    """Return some rows of a tensor, as a numpy array."""
     picked = rows[torch.from_numpy(chosen).to(rows.device)]
     return (picked.float() if picked.is_floating_point() else picked).cpu().numpy()
 

@@ -94,7 +94,7 @@ class DistroSettings(BaseModel):
         return ValueFormat.BFLOAT16 if self.value_bits == 16 else ValueFormat.FLOAT32
 
     def why_unverifiable(self) -> str | None:
-        """Why others cannot recompute what is trained with these settings, as the end of a sentence; None if they can."""
+        """Return why others cannot recompute training with these settings, as the end of a sentence; None if they can."""
         if not self.clip_grad_norm:
             return "without clip_grad_norm there is no limit to what a member may claim that it has accumulated"
         if self.second_stage == "rmsprop":

@@ -1,13 +1,13 @@
-"""Contract for the second half of a step: accepted payloads move the masters.
+"""Contract for the second half of a step: applies accepted payloads to the masters.
 
 Guaranteed by each implementation:
 
     masters <- masters decay - step direction
 
 with two roundings per element; decay and step are the float32 numbers of `rates.factors` for the element's parameter. The
-direction is -1, 0 or +1, or what a second stage makes of the decoded mean; then step times direction is rounded, too. It has the
-same bits on every replica, whichever implementation runs there. Not guaranteed: that one implementation can use what another has
-decoded.
+direction is -1, 0 or +1, or what a second stage computes from the decoded mean; then step times direction is rounded, too. It has
+the same bits on every replica, whichever implementation runs there. Not guaranteed: that one implementation can use what another
+one has decoded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SecondStage(Protocol):
     """Makes the direction of a step from the decoded mean, tile by tile, with the same bits on every replica."""
 
     def begin(self) -> None:
-        """An update begins. Call this before the `direction` of its tiles."""
+        """Begin an update. Call this before the `direction` of its tiles."""
 
     def direction(self, update: Tensor, tile: Group) -> Tensor:
-        """The direction of a tile. update: the decoded mean, float32 [elements of the tile], which may be changed."""
+        """Return the direction of a tile. update: the decoded mean, float32 [elements of the tile], which may be changed."""

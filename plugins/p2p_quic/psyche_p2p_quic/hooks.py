@@ -1,4 +1,4 @@
-"""What this plugin registers: the transport `quic`, the relay `iroh`, commands `relay` and `doctor`. Factories import iroh."""
+"""Registers this plugin's parts: the transport `quic`, the relay `iroh`, commands `relay` and `doctor`. Factories import iroh."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PSYCHE_PLUGIN_API = "1.0"
 
 
 def create(context: TransportContext) -> Transport:
-    """An endpoint of the run, bound when it is entered."""
+    """Return an endpoint of the run, bound when it is entered."""
     from psyche_p2p_quic.transport import QuicTransport
 
     return QuicTransport.from_context(context)
@@ -31,7 +31,7 @@ def create(context: TransportContext) -> Transport:
 
 @hookimpl
 def psyche_register_transports() -> list[TransportRegistration]:
-    """The transport `quic`."""
+    """Return the transport `quic`."""
     return [
         TransportRegistration(
             name="quic",
@@ -43,7 +43,7 @@ def psyche_register_transports() -> list[TransportRegistration]:
 
 
 def create_relay(context: RelayContext) -> Relay:
-    """A relay beside a coordinator, listening once it is entered."""
+    """Return a relay for a coordinator's process, which listens once it is entered."""
     from psyche_p2p_quic.relay_program.beside_coordinator import IrohRelay
 
     return IrohRelay(context)
@@ -57,7 +57,7 @@ def _relay_command() -> click.Command:
 
 @hookimpl
 def psyche_register_relays() -> list[RelayRegistration]:
-    """The relay `iroh`."""
+    """Return the relay `iroh`."""
     return [RelayRegistration(name="iroh", summary="a relay and an address observer for iroh endpoints", create=create_relay)]
 
 
@@ -69,7 +69,7 @@ def _doctor_command() -> click.Command:
 
 @hookimpl
 def psyche_register_commands() -> list[CommandRegistration]:
-    """The commands `relay` and `doctor`."""
+    """Return the commands `relay` and `doctor`."""
     return [
         CommandRegistration(name="relay", summary="run a relay for members behind routers", load=_relay_command),
         CommandRegistration(name="doctor", summary="find out whether this machine can take part in a run", load=_doctor_command),

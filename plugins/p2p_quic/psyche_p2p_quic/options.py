@@ -1,4 +1,4 @@
-"""The options of this transport, beside those of `psyche client train`: relays, discovery of addresses, announced addresses."""
+"""The options of this transport besides those of `psyche client train`: relays, address discovery, announced addresses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_ADVERTISED = 4
 
 
 class QuicOptions(BaseSettings):
-    """What a member decides about its connections. The defaults send nothing to anybody but the run's members and relays."""
+    """A member's decisions about its connections. The defaults send nothing to anybody but the run's members and relays."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_prefix="PSYCHE_", extra="forbid", frozen=True, env_ignore_empty=True
@@ -76,7 +76,10 @@ class QuicOptions(BaseSettings):
 
 
 def parse_advertised(text: str | None) -> tuple[tuple[str, int | None], ...]:
-    """(IP, port or None) pairs from `IP`, `IP:PORT`, `[IPv6]:PORT`, separated by commas. Raises ValueError with a sentence."""
+    """Read (IP, port or None) pairs from `IP`, `IP:PORT`, `[IPv6]:PORT`, separated by commas.
+
+    Raises ValueError with a sentence.
+    """
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
     if text is not None and not 0 < len(parts) <= MAX_ADVERTISED:
         message = f"expected 1 to {MAX_ADVERTISED} addresses IP[:PORT] separated by commas"

@@ -1,4 +1,4 @@
-"""All constants of this transport, in one frozen value that embedders and tests may replace."""
+"""All constants of this transport, in one frozen value that other programs and tests may replace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psyche_core.p2p.message_log import LogLimits
 class QuicSettings:
     """Times are seconds, sizes bytes.
 
-    heartbeat_seconds, silent_beats: a ping is sent each beat; a peer that sent nothing for that many beats is considered dead.
+    heartbeat_seconds, silent_beats: a ping is sent each beat; a peer that sent nothing for that many beats counts as dead.
     inventory_beats: at most one comparison of live messages per peer in that many beats. gossip_seconds, gossip_peers: ids of
     messages from others are sent to this many members, chosen at random each time, this long after the first message came. By
     then most members have them from their authors.
@@ -22,28 +22,28 @@ class QuicSettings:
     member, and for each host; as many at once. One host may run all 256 members of a run. penalty_seconds: how long a peer that
     broke the rules is refused. false_blobs: wrong blobs from a peer until it is refused.
 
-    relay_check_seconds: how often we look whether a relay has let us in; after two failures in a row it is asked why.
-    relay_seconds: how long `use_relays` waits until we can be reached through a relay and know our outer address.
-    address_seconds: how often we look whether our own address is another. interface_seconds: the same for the interface's, which
-    are bound then.
+    relay_check_seconds: how often we check whether a relay has admitted us; after two failures in a row we ask it why.
+    relay_seconds: how long `use_relays` waits until we can be reached through a relay and know our external address.
+    address_seconds: how often we check whether our own address has changed. interface_seconds: the same for the interface's
+    addresses, which are bound if they changed.
 
-    handshakes: incoming connections that may be between arrival and hello at once. handshakes_per_peer: the same for one key.
-    sessions_per_minute, session_burst: connections with one peer, however they end: so many at once, and more as time passes.
-    frame_bytes: longest frame on the control stream. send_queue_bytes: unsent frames for a peer until it is disconnected for
-    not reading. frames_per_second, frame_burst: how fast frames of a peer are read; further frames wait.
+    handshakes: most incoming connections between arrival and hello at once. handshakes_per_peer: the same for one key.
+    sessions_per_minute, session_burst: connections with one peer, however they end: a burst at once, and more as time passes.
+    frame_bytes: longest frame on the control stream. send_queue_bytes: unsent frames for a peer until it is disconnected because
+    it does not read. frames_per_second, frame_burst: how fast frames of a peer are read; further frames wait.
 
     hedge_seconds, hedge_bytes: when a blob source sends fewer bytes than this in that time, another is asked too.
-    hedge_rest_seconds: another is asked, too, when a source needs longer than this for the rest at its rate. hedge_sources: most
-    sources that are asked for one blob at the same time. again_seconds: when all that may have the blob are slow or out of
-    reach, members that did not have it are asked again after this time, then after twice as long, and so on. chunk_bytes: of
+    hedge_rest_seconds: another is also asked when a source needs longer than this for the rest at its rate. hedge_sources: most
+    sources that are asked for one blob at the same time. again_seconds: when all that may have the blob are slow or not
+    reachable, members that did not have it are asked again after this time, then after twice as long, and so on. chunk_bytes: of
     one blob write. stall_seconds: longest wait for a single read or write of a blob.
 
     streams_served: blob requests of one peer at once; more break the rules. streams_asked: the same for ours, well below it.
     requests_per_second, request_burst: blob requests of one peer; ten that are answered with 64 KiB or more count as one. Further
-    ones wait, in the library.
+    requests wait in the library.
     offers_read, offers_read_per_peer: offered blobs in memory at once while they are sent, in total and for one peer; further
     requests wait. read_threads: how many of them are read and hashed at once. store_blobs, store_bytes: most blobs kept.
-    offers: most blobs offered from elsewhere. close_seconds: longest wait for a clean end.
+    offers: most blobs offered from elsewhere. close_seconds: longest wait for an orderly end.
     """
 
     heartbeat_seconds: float = 1.0

@@ -46,7 +46,7 @@ class QuicTransport(Transport):
     """An endpoint. run_id: peers of other runs are refused.
 
     interface, port: what to bind: an address or the name of an interface; port 0 picks a free one. whole_interface: an address
-    stands for its interface, see `addresses.interfaces`. options: what the member decided about relays and its own address; the
+    stands for its interface, see `addresses.interfaces`. options: the member's decisions about relays and its own address; the
     default uses the relays of `use_relays` and their observers, and nothing else.
     """
 
@@ -82,7 +82,7 @@ class QuicTransport(Transport):
         rate, burst = self._settings.requests_per_second, self._settings.request_burst
         self._requests = Remembered(lambda: TokenBucket(rate, burst=burst))
         self._problems: tuple[str, ...] = ()
-        self._member = False  # whether we are among the peers that we were told
+        self._member = False  # whether we are among the peers passed to set_peers
         self._endpoint: Endpoint | None = None
         self._own_address: OwnAddress | None = None
         self._mesh: Mesh | None = None
@@ -91,7 +91,7 @@ class QuicTransport(Transport):
 
     @classmethod
     def from_context(cls, context: TransportContext) -> QuicTransport:
-        """Made by the hook."""
+        """Return the transport for a context of the hook."""
         options = context.settings
         assert options is None or isinstance(options, QuicOptions)
         return cls(
@@ -179,15 +179,16 @@ class QuicTransport(Transport):
             self._address = self._record(endpoint)
 
     def _moved(self) -> None:
-        """Our endpoint is bound elsewhere now."""
+        """Continue after our endpoint was bound elsewhere."""
         self._instance = secrets.token_bytes(INSTANCE_BYTES)
         if self._mesh is not None:
             self._mesh.start_over(Hello(self._run_id, self._instance))
 
     async def _watch_relays(self, endpoint: Endpoint) -> None:
-        """Find out why no relay lets us in, where that lasts.
+        """Find out why no relay admits us, if that lasts.
 
-        Members of a run may be known to its relay some seconds late; who loads a model before it joins is none for longer.
+        A run's relay may learn of a new member some seconds late; a member that loads a model before it joins is unknown for
+        longer.
         """
         failures = 0
         while True:
@@ -204,7 +205,9 @@ class QuicTransport(Transport):
                 self._problems = tuple(sentence for sentence in found if sentence is not None)
 
     def _record(self, endpoint: Endpoint) -> bytes:
-        """Our address as others get it. A relay stays in it while the relay is away, so that it need not be published anew."""
+        """Return our address as others get it. A relay stays in it while it is unreachable, so that it need not be published
+        again.
+        """
         relays = endpoint.relays
         home = endpoint.home_relay
         if home is None and self._address:
@@ -234,7 +237,7 @@ class QuicTransport(Transport):
 
     @property
     def paths(self) -> tuple[PeerPath, ...]:
-        """How each connected peer is reached now."""
+        """The present path to each connected peer."""
         sessions = () if self._mesh is None else tuple(self._mesh.sessions.values())
         return tuple(
             PeerPath(session.peer, relayed=path.relayed, rtt=path.rtt, bytes_sent=session.sent, bytes_received=session.received)
@@ -244,11 +247,14 @@ class QuicTransport(Transport):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why no relay lets us in, while none does."""
+        """Why no relay admits us, while none does."""
         return self._problems
 
     async def use_relays(self, relays: Sequence[str]) -> None:
-        """Use the run's relays, unless the member chose others. Returns once we can be reached through one, or after a while."""
+        """Use the run's relays, unless the member chose others.
+
+        Return once we can be reached through one, or after some seconds.
+        """
         self._entered()
         endpoint, own_address = self._endpoint, self._own_address
         if endpoint is None or own_address is None:
@@ -265,12 +271,12 @@ class QuicTransport(Transport):
         if chosen:
             with anyio.move_on_after(self._settings.relay_seconds):
                 await own_address.asked.wait()
-                while endpoint.home_relay is None and call == self._relays_chosen:  # noqa: ASYNC110 - the library tells nobody
+                while endpoint.home_relay is None and call == self._relays_chosen:  # noqa: ASYNC110 - the library has no event
                     await anyio.sleep(_POLL_SECONDS)
         self._address = self._record(endpoint)
 
     def check_messages(self, check: Callable[[bytes], Opened]) -> None:
-        """Check what others hand over; see the contract."""
+        """Check messages that others pass on; see the contract."""
         self._log.check_with(check)
 
     async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:
@@ -290,7 +296,7 @@ class QuicTransport(Transport):
                 session.send(session.conversation.announce(entry))
 
     async def receive(self) -> Incoming:
-        """The next message from another peer."""
+        """Return the next message from another peer."""
         while True:
             entry = self._log.read()
             if entry is not None and entry.via is not None:
@@ -363,23 +369,23 @@ class QuicTransport(Transport):
         )
 
     def count(self, *, sent: int = 0, received: int = 0) -> None:
-        """A session sent or received that many bytes."""
+        """Count bytes that a session sent or received."""
         self._sent += sent
         self._received += received
 
     def messages_arrived(self) -> None:
-        """A session put messages into the log."""
+        """Note that a session put messages into the log."""
         if self._log.has_unread:
             self._readable.set()
             self._arrived.set()
 
     def offended(self, session: Session, reason: str) -> None:
-        """A session's peer broke the rules."""
+        """Handle a session whose peer broke the rules."""
         if self._mesh is not None:
             self._mesh.offended(session.peer, reason)
 
     async def serve(self, session: Session, stream: Stream) -> int:
-        """A session's peer opened a stream."""
+        """Answer a stream that a session's peer opened."""
         if self._blobs is None:
             return 0
 

@@ -20,7 +20,7 @@ from psyche_core.telemetry import events as telemetry
 
 
 class DescribedModel(ModelHolder, Protocol):
-    """What is offered: master weights, and how their model is built."""
+    """The offered data: master weights, and a description from which their model is built."""
 
     @property
     def description(self) -> Mapping[str, bytes]:

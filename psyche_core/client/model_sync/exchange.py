@@ -51,7 +51,7 @@ INSTALLATIONS = 2
 
 
 class ModelHolder(Protocol):
-    """What the exchange needs from a trainer to transfer its master weights."""
+    """Interface of a trainer whose master weights are transferred."""
 
     @property
     def table(self) -> Table:

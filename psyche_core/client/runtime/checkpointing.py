@@ -61,7 +61,7 @@ class Checkpointer:
         self._instance = b""
         self._lock = anyio.Lock()
         self._journal_problem = RepeatedProblem()
-        self._problems: defaultdict[str, RepeatedProblem] = defaultdict(RepeatedProblem)  # by the message that says it is over
+        self._problems: defaultdict[str, RepeatedProblem] = defaultdict(RepeatedProblem)  # by the message that reports its end
         self._newest: Made | None = None  # the work that made the current masters; None: unknown
         self._saved: int | None = None  # step of the last checkpoint that we saved
 
@@ -259,7 +259,7 @@ class Checkpointer:
             if held is not None and begun and self._publisher is not None:
                 self._publisher.add(held)
             elif held is not None:
-                held.close()  # the journal goes on, and is published later
+                held.close()  # the journal continues, and is published later
         return begun
 
     async def _held(self, journal: Journal) -> HeldSegment | None:

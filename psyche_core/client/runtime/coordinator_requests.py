@@ -1,4 +1,4 @@
-"""Requests to the coordinator: joining, our address, commands. They are repeated, and people are told if no answer comes.
+"""Requests to the coordinator: joining, our address, commands. They are repeated, and the user is informed if no answer arrives.
 
 The machine decides what is asked, and what follows from an answer. `runtime` reads the coordinator's states.
 """

@@ -64,8 +64,8 @@ class Limiter:
 class PayloadDownloads:
     """Fetches payloads and lets the worker check them.
 
-    network: counts the downloads. times: is told when each download begins and ends. at_once: how many downloads run at once, see
-    the module. explain: returns one sentence about an unexpected exception.
+    network: counts the downloads. times: records the start and the end of each download. at_once: how many downloads run at once,
+    see the module. explain: returns one sentence about an unexpected exception.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Publishes a client's finished journals in a folder (`--publish-journal`), while training goes on.
+"""Publishes a client's finished journals in a folder (`--publish-journal`), while training continues.
 
 A journal's file is opened before the journal starts again, which takes no time; a separate task copies it later. A failure costs
 the copy and one message, and does not stop the client. At the end all waiting journals are copied, and a client that ends

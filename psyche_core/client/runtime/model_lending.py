@@ -1,4 +1,4 @@
-"""Takes the model back from evaluations for each piece of work, and tells evaluations at which step the model is.
+"""Takes the model back from evaluations for each piece of work, and informs evaluations of the model's step.
 
 How a model is lent is in `psyche_core.evaluation.spare_time`.
 """
@@ -50,7 +50,7 @@ class ModelLending:
             await anyio.to_thread.run_sync(self._spare.wait_until_first_seen, FIRST_MODEL_SECONDS, abandon_on_cancel=True)
 
     def note_step(self, done: WorkDone, work: Work) -> None:
-        """Tell evaluations at which step the master weights are."""
+        """Inform evaluations of the step of the master weights."""
         if self._spare is None:
             return
         match done, work:

@@ -1,4 +1,4 @@
-"""What a worker needs: trainer and data. The store for models is a `storage.model_stores.interface.CheckpointStore`.
+"""A worker's resources: trainer and data. The store for models is a `storage.model_stores.interface.CheckpointStore`.
 
 Trainer and share are protocols, so that tests and other programs can use their own, and this module does not need torch.
 """
@@ -51,7 +51,7 @@ class TrainedShare(Protocol):
 
 
 class TrainerLike(DescribedModel, Protocol):
-    """What the worker needs from a trainer; psyche_core.training.trainer.Trainer is one."""
+    """Interface of the worker's trainer; psyche_core.training.trainer.Trainer implements it."""
 
     @property
     def vocab_size(self) -> int:
@@ -95,7 +95,7 @@ class TrainerLike(DescribedModel, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResourcesRequest:
-    """What to build resources for.
+    """The purpose for which resources are built.
 
     state: of the run. fresh: use the model that the run's checkpoint names, even if we saved one ourselves. folder: the model's
     description from other members, without weights; None to find the model on this machine or where the run's configuration says.
@@ -108,7 +108,7 @@ class ResourcesRequest:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What is needed to work on a run.
+    """The resources for work on a run.
 
     checkpoints: folder for checkpoints; None saves nothing. step: the last step whose results are in the trainer's master
     weights; None for the model that the run's checkpoint names. stored_step: the step that this model says it has. journal: of

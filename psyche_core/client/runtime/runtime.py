@@ -7,8 +7,8 @@ Cancelling `run` ends the client at once. `leave` asks the machine to leave in o
 results for a limited time (`Timeouts.leaving`) and stops. The runtime waits, also for a limited time, for the coordinator's
 answer.
 
-When a coordinator does not answer, people are told once, and the runtime waits until the backend reports that the coordinator is
-permanently gone.
+When a coordinator does not answer, the user is informed once, and the runtime waits until the backend reports that the
+coordinator is permanently gone.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
     # -------------------------------------------------------------------------------------------- I/O that waits, in tasks
 
     async def _connect(self, addresses: Mapping[bytes, bytes]) -> None:
-        """Tell the transport which members there are, including us once we are one. addresses: the members', by signer."""
+        """Give the transport the list of members, with us as soon as we are a member. addresses: the members', by signer."""
         self._addresses = addresses
         peers = {member.p2p: self._addresses.get(member.signer, b"") for member in self._members}
         await self._transport.set_peers(peers)
@@ -343,7 +343,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._report_figures(done)
         await self._queue.put(done)
         if isinstance(done, ev.Applied):
-            await self._worker.compare_results()  # while the machine goes on
+            await self._worker.compare_results()  # while the machine continues
 
     def _report_figures(self, done: ev.WorkDone) -> None:
         """Report the figures that people watch in addition to the loss."""

@@ -76,7 +76,7 @@ def _tables(settings: TrainLocalSettings, model: str) -> dict[str, Any]:
                 "data_type": "Pretraining",
                 "max_seq_len": settings.sequence_length or SEQUENCE_LENGTH,
                 "checkpoint": {"Hub": {"repo_id": Path(model).resolve().name if Path(model).is_dir() else model}},
-                "data_location": "Dummy",  # --data says where the tokens are
+                "data_location": "Dummy",  # --data gives the location of the tokens
                 "lr_schedule": {
                     "Cosine": {
                         "base_lr": rate,

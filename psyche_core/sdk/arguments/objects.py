@@ -1,7 +1,7 @@
 """Turns what a program gives for a model, an optimizer, data, a transport or a backend into a plugin's name or registration.
 
 An object becomes a registration, as a plugin's hook would return it (`plugin_objects`). A registration is accepted, too. Any
-other value is rejected at once with a message that says what is accepted. torch is not imported to examine an object: a program
+other value is rejected at once with a message that lists what is accepted. torch is not imported to examine an object: a program
 that has a module has already imported torch.
 """
 

@@ -1,4 +1,4 @@
-"""Says where the model of a finished run is: the folder of a member's last checkpoint, and the location that the run names."""
+"""Returns where the model of a finished run is: the folder of a member's last checkpoint, and the location that the run names."""
 
 from __future__ import annotations
 

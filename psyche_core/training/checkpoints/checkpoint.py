@@ -167,7 +167,7 @@ def set_damaged_aside(path: Path) -> Path:
 
 
 def why_unusable(folder: Path, run_id: str, step: int) -> str:
-    """Say, as a clause, why the checkpoint of a step was not loaded although a journal begins with it."""
+    """Return, as a clause, why the checkpoint of a step was not loaded although a journal begins with it."""
     path = checkpoint_path(folder, run_id, step)
     damaged = damaged_of(path)
     if damaged:

@@ -45,7 +45,7 @@ _NO_ENDS: Mapping[int, bytes] = MappingProxyType({})
 
 
 class NoModelSource(ModelError):
-    """This machine has no files that say how the run's model is built. The other members can provide them."""
+    """This machine has no files that describe how the run's model is built. The other members can provide them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def find_origin(
     stored_step: step of the stored model according to the coordinator; None if unknown, then the stored model is read to find
     out. journal_base: step and full digest of a checkpoint of ours that is trusted whatever its generation, because our journal
     leads from it into the run's history. conflicts: see `belongs`. base, cache, report, open_store, proceed: see `sources.find`.
-    Raises NoModelSource, and ModelError with a message that says what to do.
+    Raises NoModelSource, and ModelError with a message that explains what to do.
     """
     report = report or _silence
     is_stored = checkpoint.name not in FROM_MEMBERS
@@ -122,7 +122,7 @@ def belongs(
     journal_base: tuple[int, bytes] | None = None,
     conflicts: Callable[[Decision], bool] = lambda _: False,
 ) -> Callable[[CheckpointManifest], bool]:
-    """Return a function that says whether a checkpoint belongs to the run's history.
+    """Return a function that checks whether a checkpoint belongs to the run's history.
 
     If a quorum signed a digest for the checkpoint's step, the digests must be equal; otherwise instance and generation must be
     equal. A run that was begun anew under the same name has another instance. The generation alone is not enough, because a
@@ -214,7 +214,7 @@ def held(
 
 
 def is_signed(ends: Mapping[int, bytes]) -> Callable[[CheckpointManifest], bool]:
-    """Return a function that says whether a checkpoint is a signed end. ends: full digest (32 bytes) by step."""
+    """Return a function that checks whether a checkpoint is a signed end. ends: full digest (32 bytes) by step."""
     return lambda manifest: _is_end(manifest, ends)
 
 

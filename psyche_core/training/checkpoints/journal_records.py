@@ -34,7 +34,7 @@ MAX_RECORD_BYTES: Final = 64 * 1024
 
 CHUNK_BYTES: Final = 1024 * 1024
 NO_DIGEST: Final = bytes(32)
-"""Stands for an unknown digest."""
+"""Placeholder for an unknown digest."""
 
 
 class Kind(IntEnum):

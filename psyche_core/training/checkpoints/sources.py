@@ -165,7 +165,7 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, report: Report)
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """How buckets are opened, how long downloads are reported, and a function that may end a download."""
+    """Options of downloads: how buckets are opened, how long downloads are reported, and a function that may end a download."""
 
     open_store: OpenStore
     report: Report

@@ -4,10 +4,10 @@
     python build.py [PROGRAM ...] [--out FOLDER] [--check FOLDER]
 
 Needs rustc 1.85 and its sources; README.md has the line that installs them. The first build compiles `core` (about 10 s) into a
-cache, later ones take a second or two. The same sources and the same rustc give the same bytes, in whatever folder.
+cache; later builds take a second or two. The same sources and the same rustc give the same bytes in any folder.
 
-Decided: only `core`; no compiler_builtins, so a program may use neither floating-point numbers nor 128-bit division (multiplying,
-shifting and adding 128 bits are lowered by sbf_ld.py); whatever needs a missing function does not link.
+Only `core` is linked, without compiler_builtins. So a program can use neither floating-point numbers nor 128-bit division
+(sbf_ld.py lowers multiplication, shifts and addition of 128 bits). A program that needs a missing function does not link.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHIPPED = SOURCES.parent / "psyche_backend_solana/programs"
 CACHE = TOOLS / ".cache"
 RUSTC = "/usr/bin/rustc"
 RUST = "1.85"
-"""What is shipped was built by this one. Debian's security updates bring newer ones, which build other bytes or none."""
+"""The version that built the shipped programs. Debian's security updates bring newer ones, which build other bytes or nothing."""
 
 INSTALL = "apt-get install --no-install-recommends --allow-downgrades " + " ".join(
     f"'{package}={RUST}.*'" for package in ("rustc-web", "rust-web-src", "libstd-rust-web-dev")
@@ -48,18 +48,18 @@ TARGET = (
     "codegen-units=1",
 )
 BUILTINS = "#![feature(compiler_builtins)]\n#![compiler_builtins]\n#![no_std]\n#![allow(internal_features)]\n"
-"""rustc wants a crate of this name beside `core`; ours is empty."""
+"""Source of the crate compiler_builtins, which rustc wants beside `core`; ours is empty."""
 
 
 class BuildError(Exception):
-    """What rustc or the linker said against a program, or what is missing."""
+    """A tool or a source is missing, or rustc or the linker rejected a program. The message is its output."""
 
 
 class Toolchain:
-    """One rustc with the libraries made for it.
+    """One rustc with the libraries that are built for it.
 
-    rustc: Debian's. cache: folder for libraries, by rustc's version. sources: folder of the programs' crates. BuildError if rustc
-    or its sources are missing or it is not the one we build with; the message says how to install that.
+    rustc: Debian's. cache: folder for libraries, by rustc's version. sources: folder of the programs' crates. Raises BuildError
+    if rustc or its sources are missing, or if rustc has another version than RUST; the message says how to install it.
     """
 
     def __init__(self, rustc: str = RUSTC, *, cache: Path = CACHE, sources: Path = SOURCES) -> None:
@@ -86,7 +86,7 @@ class Toolchain:
             raise BuildError(message)
 
     def build(self, name: str, out: Path, *, assembly: Path | None = None) -> Path:
-        """The shared object of one of our programs, written to the folder `out`; its assembly to the file `assembly`."""
+        """Build one of our programs and return its shared object in the folder `out`. assembly: file for its assembly code."""
         more = () if assembly is None else ("-C", f"link-arg=--assembly={assembly}")
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
@@ -94,14 +94,14 @@ class Toolchain:
             return self.link(name, self._sources / name / "src/lib.rs", out / f"{name}.so", more=(*more, *extern))
 
     def common(self, out: Path) -> Path:
-        """The crate that all our programs share, as a library in the folder `out`."""
+        """Build the crate that all our programs share, as a library in the folder `out`."""
         self._libraries()
         made = out / "libpsyche_common.rlib"
         self._compile("psyche_common", self._sources / "common/src/lib.rs", made, "rlib", "-C", "linker-plugin-lto")
         return made
 
     def link(self, name: str, source: Path, out: Path, *, sbpf: int = 0, more: Sequence[str] = ()) -> Path:
-        """The shared object of any crate. sbpf: version of sBPF, 0 or 3; more: arguments for rustc. BuildError if refused."""
+        """Build a shared object from any crate. sbpf: version of sBPF, 0 or 3. more: arguments for rustc. Raises BuildError."""
         self._libraries()
         linker = ("-C", "lto=fat", "-C", f"linker={TOOLS / 'sbf_ld.py'}")
         own = ("-C", f"link-arg=--libllvm={self._libllvm}", "-C", f"link-arg=--sbpf={sbpf}")
@@ -111,7 +111,7 @@ class Toolchain:
     def _libraries(self) -> None:
         self._cache.mkdir(parents=True, exist_ok=True)
         with (self._cache / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # who comes second finds them made
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits here and then finds the libraries built
             builtins = self._cache / "builtins.rs"
             builtins.write_text(BUILTINS)
             for crate, source in (("core", self._library / "core/src/lib.rs"), ("compiler_builtins", builtins)):
@@ -147,13 +147,13 @@ def _run(command: list[str]) -> str:
 
 
 def write_sums(folder: Path) -> None:
-    """SHA256SUMS of every program in a folder, as sha256sum -c reads it; of what was built before too."""
+    """Write SHA256SUMS of all programs in a folder, in the format of `sha256sum -c`, including those of earlier builds."""
     lines = [f"{hashlib.sha256(made.read_bytes()).hexdigest()}  {made.name}\n" for made in sorted(folder.glob("*.so"))]
     (folder / "SHA256SUMS").write_text("".join(lines))
 
 
 def build_all(toolchain: Toolchain, options: argparse.Namespace) -> None:
-    """Build what was asked for, and compare where asked to; BuildError if anything is refused or differs."""
+    """Build the requested programs and, if requested, compare them. Raises BuildError if one is rejected or differs."""
     differing = []
     for name in options.programs:
         assembly = options.assembly / f"{name}.s" if options.assembly else None
@@ -171,7 +171,7 @@ def build_all(toolchain: Toolchain, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Build the on-chain programs.")
     parser.add_argument("programs", nargs="*", default=list(PROGRAMS), metavar="PROGRAM", help=", ".join(PROGRAMS))
     parser.add_argument("--out", type=Path, default=SHIPPED, help="folder for the .so files")

@@ -1,7 +1,7 @@
-"""libLLVM's C interface, as much of it as the linker needs: modules, their functions and instructions, passes, code for BPF.
+"""The part of libLLVM's C interface that the linker needs: modules, their functions and instructions, passes, code for BPF.
 
-The library is the one Debian's rustc itself was built against, so that it reads what rustc wrote. Values and types are opaque
-pointers. Whatever LLVM reports as an error ends the link.
+The library is the one against which Debian's rustc was built, so that it can read rustc's output. Values and types are opaque
+pointers. Every error that LLVM reports ends the link.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LinkError(Exception):
 class Llvm:
     """One context of libLLVM, with a target machine for BPF.
 
-    library: file name of libLLVM; cpu and features: of the BPF backend, as rustc names them.
+    library: file name of libLLVM. cpu, features: of the BPF backend, with rustc's names.
     """
 
     def __init__(self, library: str, *, cpu: str, features: str) -> None:
@@ -46,13 +46,13 @@ class Llvm:
         self._machine = self._target_machine(cpu, features)
 
     def call(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-        """A function of the library (LLVM…) with its types."""
+        """Return a function of the library with its types set. name: without the prefix LLVM."""
         function = self._library[f"LLVM{name}"]
         function.restype, function.argtypes = result, arguments
         return function
 
     def parse(self, content: bytes) -> int:
-        """The module in some bitcode."""
+        """Return the module in the given bitcode."""
         module, message = c_void_p(), c_char_p()
         copy = self.call("CreateMemoryBufferWithMemoryRangeCopy", c_void_p, c_char_p, c_size_t, c_char_p)
         parse = self.call("ParseIRInContext", c_int, c_void_p, c_void_p, POINTER(c_void_p), POINTER(c_char_p))
@@ -69,7 +69,7 @@ class Llvm:
             raise LinkError(_text(c_char_p(self.call("GetErrorMessage", c_void_p, c_void_p)(error))))
 
     def emit(self, module: int, kind: int = OBJECT) -> bytes:
-        """The module's code, as an object or as assembly. LinkError with everything the backend refused."""
+        """Return the module's code, as an object or as assembly. Raises LinkError with all errors of the backend."""
         self.errors.clear()
         copy = self.call("CloneModule", c_void_p, c_void_p)(module)
         made, message = c_void_p(), c_char_p()
@@ -84,7 +84,7 @@ class Llvm:
         return ctypes.string_at(start, self.call("GetBufferSize", c_size_t, c_void_p)(made))
 
     def functions(self, module: int) -> Iterator[int]:
-        """The functions with a body."""
+        """Return the functions that have a body."""
         function = self.call("GetFirstFunction", c_void_p, c_void_p)(module)
         while function:
             following = self.call("GetNextFunction", c_void_p, c_void_p)(function)
@@ -93,7 +93,7 @@ class Llvm:
             function = following
 
     def instructions(self, function: int) -> Iterator[int]:
-        """Its instructions in order; one may be erased once it was given."""
+        """Return a function's instructions in order. The caller may erase an instruction after it was returned."""
         block = self.call("GetFirstBasicBlock", c_void_p, c_void_p)(function)
         while block:
             instruction = self.call("GetFirstInstruction", c_void_p, c_void_p)(block)
@@ -104,84 +104,84 @@ class Llvm:
             block = self.call("GetNextBasicBlock", c_void_p, c_void_p)(block)
 
     def users(self, value: int) -> Iterator[int]:
-        """The instructions that use a value."""
+        """Return the instructions that use a value."""
         use = self.call("GetFirstUse", c_void_p, c_void_p)(value)
         while use:
             yield self.call("GetUser", c_void_p, c_void_p)(use)
             use = self.call("GetNextUse", c_void_p, c_void_p)(use)
 
     def name(self, value: int) -> str:
-        """A function's name."""
+        """Return a function's name."""
         size = c_size_t()
         found: bytes = self.call("GetValueName2", c_char_p, c_void_p, POINTER(c_size_t))(value, byref(size))
         return found.decode()
 
     def opcode(self, instruction: int) -> int:
-        """Which instruction it is: MUL, CALL …"""
+        """Return an instruction's opcode: MUL, CALL …"""
         return int(self.call("GetInstructionOpcode", c_int, c_void_p)(instruction))
 
     def called(self, instruction: int) -> str:
-        """The name of what a call calls."""
+        """Return the name of the function that a call calls."""
         return self.name(self.call("GetCalledValue", c_void_p, c_void_p)(instruction))
 
     def operand(self, instruction: int, place: int) -> int:
-        """One operand."""
+        """Return an instruction's operand. place: its index, from 0."""
         return int(self.call("GetOperand", c_void_p, c_void_p, c_uint)(instruction, place))
 
     def is_constant(self, value: int) -> bool:
-        """Whether it is a constant integer."""
+        """Return whether a value is a constant integer."""
         return bool(self.call("IsAConstantInt", c_void_p, c_void_p)(value))
 
     def type_of(self, value: int) -> int:
-        """A value's type."""
+        """Return a value's type."""
         return int(self.call("TypeOf", c_void_p, c_void_p)(value))
 
     def integer(self, width: int) -> int:
-        """The type of integers of so many bits."""
+        """Return the integer type of `width` bits."""
         return int(self.call("IntTypeInContext", c_void_p, c_void_p, c_uint)(self.context, width))
 
     def width(self, kind: int) -> int:
-        """Bits of an integer type; 0 for any other."""
+        """Return the number of bits of an integer type; 0 for any other type."""
         if self.call("GetTypeKind", c_int, c_void_p)(kind) != INTEGER_KIND:
             return 0
         return int(self.call("GetIntTypeWidth", c_uint, c_void_p)(kind))
 
     def returns_one_register(self, function: int) -> bool:
-        """Whether it returns nothing, a pointer, or an integer of at most 64 bits."""
+        """Return whether a function returns nothing, a pointer, or an integer of at most 64 bits."""
         signature = self.call("GlobalGetValueType", c_void_p, c_void_p)(function)
         returned = self.call("GetReturnType", c_void_p, c_void_p)(signature)
         kind = self.call("GetTypeKind", c_int, c_void_p)(returned)
         return kind in (VOID_KIND, POINTER_KIND) or (kind == INTEGER_KIND and self.width(returned) <= 64)
 
     def parameters(self, function: int) -> int:
-        """How many parameters it has."""
+        """Return a function's number of parameters."""
         return int(self.call("CountParams", c_uint, c_void_p)(function))
 
     def is_local(self, function: int) -> bool:
-        """Whether nobody outside the module calls it."""
+        """Return whether a function can be called only from its own module."""
         return self.call("GetLinkage", c_int, c_void_p)(function) in (INTERNAL, PRIVATE)
 
     def has_attribute(self, function: int, name: str) -> bool:
-        """Whether a function carries an attribute."""
+        """Return whether a function has an attribute."""
         get = self.call("GetEnumAttributeAtIndex", c_void_p, c_void_p, c_uint, c_uint)
         return bool(get(function, _FUNCTION_INDEX, self._attribute(name)))
 
     def add_attribute(self, function: int, name: str) -> None:
-        """Give a function an attribute."""
+        """Add an attribute to a function."""
         create = self.call("CreateEnumAttribute", c_void_p, c_void_p, c_uint, c_uint64)
         add = self.call("AddAttributeAtIndex", None, c_void_p, c_uint, c_void_p)
         add(function, _FUNCTION_INDEX, create(self.context, self._attribute(name), 0))
 
     def remove_attribute(self, function: int, name: str, *, index: int = _FUNCTION_INDEX) -> None:
-        """Take one from a function, or with index 1 from its first parameter."""
+        """Remove an attribute from a function, or with index 1 from its first parameter."""
         self.call("RemoveEnumAttributeAtIndex", None, c_void_p, c_uint, c_uint)(function, index, self._attribute(name))
 
     def remove_call_attribute(self, call: int, name: str, *, index: int = _FUNCTION_INDEX) -> None:
-        """The same for a call."""
+        """Remove an attribute from a call, or with index 1 from its first argument."""
         self.call("RemoveCallSiteEnumAttribute", None, c_void_p, c_uint, c_uint)(call, index, self._attribute(name))
 
     def replace(self, instruction: int, value: int) -> None:
-        """Use `value` wherever the instruction's result was, and erase it."""
+        """Replace all uses of the instruction's result by `value`, and erase the instruction."""
         self.call("ReplaceAllUsesWith", None, c_void_p, c_void_p)(instruction, value)
         self.call("InstructionEraseFromParent", None, c_void_p)(instruction)
 
@@ -200,7 +200,7 @@ class Llvm:
     def _report(self, info: int, _: int) -> None:
         text = ctypes.cast(self.call("GetDiagInfoDescription", c_void_p, c_void_p)(info), c_char_p)
         said = _text(text).strip().replace("<unknown>:0:0: ", "")
-        # LLVM emits these calls correctly and then complains that the Linux kernel has no such function; the link finds out
+        # LLVM compiles these calls correctly, but reports that the Linux kernel lacks the function; the linker checks that itself
         if self.call("GetDiagInfoSeverity", c_int, c_void_p)(info) == 0 and "A call to built-in function '" not in said:
             self.errors.append(said)
 

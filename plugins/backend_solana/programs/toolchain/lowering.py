@@ -1,9 +1,9 @@
-"""Rewrites what LLVM's BPF backend has no instructions for, until nothing of it is left.
+"""Rewrites operations for which LLVM's BPF backend has no instructions, until none of them is left.
 
-- A function with more than five arguments, or that returns more than one register, is inlined into its callers: sBPF passes five
-  registers and returns one. What cannot be inlined (recursion, function pointers) the backend refuses.
-- 128-bit multiplication and shifts, checked multiplication, signed division of 64 bits or fewer: by plain instructions.
-- 128-bit division is refused: its helper is in no program of ours.
+- A function that has more than five arguments, or returns more than one register, is inlined into its callers, because sBPF
+  passes five registers and returns one. If it cannot be inlined (recursion, function pointers), the backend rejects it.
+- 128-bit multiplication and shifts, checked multiplication, and signed division of 64 bits or fewer become plain instructions.
+- 128-bit division is rejected, because none of our programs contains its helper function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOT_EQUAL, _LESS = 33, 36
 
 
 def lower(llvm: Llvm, module: int) -> int:
-    """Rewrite a module in place; returns how many operations were replaced."""
+    """Rewrite a module in place; return the number of replaced operations."""
     _drop_struct_returns(llvm, module)
     total = 0
     while True:
@@ -34,7 +34,7 @@ def lower(llvm: Llvm, module: int) -> int:
 
 
 def _drop_struct_returns(llvm: Llvm, module: int) -> None:
-    """A pointer to the result is an ordinary first argument on BPF."""
+    """Remove the attribute sret: on BPF a pointer to the result is an ordinary first argument."""
     for function in llvm.functions(module):
         llvm.remove_attribute(function, "sret", index=1)
         for instruction in llvm.instructions(function):
@@ -65,7 +65,7 @@ def _lower_function(llvm: Llvm, function: int) -> int:
 
 
 def _replacement(llvm: Llvm, instruction: int) -> int | None:
-    """What computes the same, put before the instruction; None where it may stay."""
+    """Insert instructions before `instruction` that compute the same, and return their value; None if it can stay."""
     code = llvm.opcode(instruction)
     build = Builder(llvm, instruction)
     if code == CALL:
@@ -85,7 +85,7 @@ def _replacement(llvm: Llvm, instruction: int) -> int | None:
 
 
 class Builder:
-    """Writes instructions before a given one. left, right: its first two operands."""
+    """Inserts instructions before a given one. left, right: its first two operands."""
 
     def __init__(self, llvm: Llvm, instruction: int) -> None:
         self._llvm = llvm
@@ -105,13 +105,13 @@ class Builder:
         return self._llvm.operand(self._instruction, 1)
 
     def product_128(self, left: int, right: int) -> int:
-        """The lower 128 bits of a product."""
+        """Return the lower 128 bits of a product."""
         (low, high), (other_low, other_high) = self._halves(left), self._halves(right)
         cross = self._add(self._mul(low, other_high), self._mul(high, other_low))
         return self._join(self._mul(low, other_low), self._add(self._high_product(low, other_low), cross))
 
     def shift_128(self, code: int, value: int, amount: int) -> int:
-        """A shift by an amount known only when it runs, from 64-bit shifts."""
+        """Return a 128-bit shift, made of 64-bit shifts. amount: may be unknown at compile time."""
         (low, high), bits = self._halves(value), self._cast("Trunc", amount, self._i64)
         within = self._and(bits, self._number(63))
         rest = self._binary("Xor", within, self._number(63))
@@ -127,7 +127,7 @@ class Builder:
         return self._join(self._select(far, shifted, carried), self._select(far, top, shifted))
 
     def signed_division(self, code: int, width: int) -> int:
-        """Quotient, towards zero, or remainder, with the sign of the dividend, from a division of magnitudes."""
+        """Return a signed quotient (rounded to zero) or remainder (with the dividend's sign), by dividing the magnitudes."""
         operands = (self.left, self.right)
         left, right = operands if width == 64 else (self._cast("SExt", operand, self._i64) for operand in operands)
         sign_left, sign_right = self._sar(left, self._number(63)), self._sar(right, self._number(63))
@@ -138,7 +138,7 @@ class Builder:
         return result if width == 64 else self._cast("Trunc", result, self._llvm.integer(width))
 
     def checked_product(self, called: str) -> int:
-        """What `called` returns: the product and whether it overflowed."""
+        """Return the result of the intrinsic function `called`: the product, and whether it overflowed."""
         if called.endswith("i128"):
             value, over = self._checked_product_128()
         else:
@@ -165,7 +165,7 @@ class Builder:
         return self._join(self._mul(low, other_low), top), over
 
     def _high_product(self, left: int, right: int) -> int:
-        """The upper 64 bits of a product of 64-bit numbers, by 32-bit limbs."""
+        """Return the upper 64 bits of a product of 64-bit numbers, computed from 32-bit limbs."""
         mask, half = self._number(0xFFFFFFFF), self._number(32)
         low, high = self._and(left, mask), self._shr(left, half)
         other_low, other_high = self._and(right, mask), self._shr(right, half)
@@ -176,7 +176,7 @@ class Builder:
         return self._add(upper, self._add(self._shr(second, half), self._shr(middle, half)))
 
     def _negate_if(self, value: int, sign: int) -> int:
-        """-value where sign is all ones, value where it is zero."""
+        """Return -value where sign is all ones, value where it is zero."""
         return self._binary("Sub", self._binary("Xor", value, sign), sign)
 
     def _halves(self, value: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Reads the one relocatable object LLVM emits, and refuses what sBPF has not or executes otherwise than Linux' BPF."""
+"""Reads the one relocatable object that LLVM emits. Rejects what sBPF lacks or executes differently from Linux' BPF."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _JUMPS = {0x05} | {0x05 | code | source for code in range(0x10, 0xE0, 0x10) for 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """part: "text" or "data", None where it is not in this object; value: bytes from the part's start."""
+    """A symbol. part: "text" or "data"; None if it is not in this object. value: offset in bytes in the part."""
 
     name: str
     part: str | None
@@ -60,13 +60,13 @@ class Symbol:
 
     @property
     def is_undefined(self) -> bool:
-        """Whether somebody else has to define it."""
+        """Whether another file has to define it."""
         return self.section == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """A place to be filled in. part and offset: where; kind: as the BPF backend numbers them."""
+    """An address to fill in. part and offset: its position. kind: the BPF backend's number of the relocation type."""
 
     part: str
     offset: int
@@ -75,7 +75,7 @@ class Relocation:
 
 
 class ObjectFile:
-    """Merged code and read-only data of a little-endian 64-bit BPF object. functions: name to offset and size in `text`."""
+    """The merged code and read-only data of a little-endian 64-bit BPF object. functions: name to offset and size in `text`."""
 
     def __init__(self, content: bytes) -> None:
         if content[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<HH", content, 16) != (_RELOCATABLE, _BPF):
@@ -93,11 +93,11 @@ class ObjectFile:
         self.relocations = sorted(self._read_relocations(), key=lambda found: (found.part, found.offset))
 
     def undefined(self) -> list[str]:
-        """Names somebody else has to define."""
+        """Return the names that another file has to define, sorted."""
         return sorted({found.symbol.name for found in self.relocations if found.symbol.is_undefined})
 
     def where(self, offset: int) -> str:
-        """An offset in `text`, for people."""
+        """Return an offset in `text` in readable form: function and offset in it."""
         for name, (start, size) in self.functions.items():
             if start <= offset < start + size:
                 return f"{name}+{offset - start:#x}"
@@ -158,7 +158,7 @@ class ObjectFile:
 
 
 def verify(program: ObjectFile) -> None:
-    """LinkError for an instruction the sBPF verifier would refuse, or that sBPF executes otherwise than the backend assumes."""
+    """Raise LinkError for an instruction that the sBPF verifier rejects, or that sBPF executes differently from Linux' BPF."""
     at = 0
     while at < len(program.text):
         reason = _objection(*struct.unpack_from("<BBh", program.text, at))

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Final code generation and link of a Solana program, for machines without Solana's platform-tools. rustc calls it as its linker.
 
-It is given the program as one LLVM module (`core` merged in by `-C lto=fat`), rewrites what the BPF backend cannot do
-(lowering.py), lets the libLLVM of rustc emit one object (llvm.py), checks it (object_file.py) and writes the file Solana's
-loader accepts (shared_object.py). Whatever it does not understand is an error: nothing is written then.
+It gets the program as one LLVM module, into which `-C lto=fat` has merged `core`. It rewrites what the BPF backend cannot do
+(lowering.py), lets rustc's libLLVM emit one object (llvm.py), checks it (object_file.py) and writes the file that Solana's loader
+accepts (shared_object.py). Anything unknown is an error, and then no file is written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IGNORED = ("--export-symbols", "-L")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """What rustc says, and what build.py adds with -C link-arg."""
+    """Parse rustc's arguments, and those that build.py adds with -C link-arg."""
     parser = argparse.ArgumentParser(prog="sbf_ld", allow_abbrev=False)
     parser.add_argument("-o", dest="out", type=Path, required=True)
     parser.add_argument("--cpu", default="v2")
@@ -32,13 +32,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     for option in IGNORED:
         parser.add_argument(option)
     known, others = parser.parse_known_args(arguments)
-    # besides options of other linkers: rlibs, which LTO merged in, and rustc's list of exports
+    # other arguments are options for other linkers, rlibs (LTO has merged them already) and rustc's list of exports
     known.modules = [Path(name) for name in others if not name.startswith("-") and not name.endswith((".rlib", "symbols.o"))]
     return known
 
 
 def run(options: argparse.Namespace) -> None:
-    """Link, or LinkError."""
+    """Link. Raises LinkError."""
     if len(options.modules) != 1:
         message = f"expected one module, got {[str(name) for name in options.modules]} (-C lto=fat -C codegen-units=1)"
         raise LinkError(message)
@@ -52,10 +52,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     try:
         run(parse(sys.argv[1:]))
-    except (LinkError, OSError) as error:  # OSError: a file, or libLLVM, is not there
+    except (LinkError, OSError) as error:  # OSError: a file or libLLVM is missing
         sys.exit(f"sbf_ld: error: {error}")
 
 

@@ -1,7 +1,7 @@
-"""Writes a program as the ELF shared object that Solana's loader accepts: sBPF v0, or v3.
+"""Writes a program as the ELF shared object that Solana's loader accepts: sBPF v0 or v3.
 
-Calls of Solana's syscalls are the only names a program may leave open. v0 resolves them when it is loaded, by a relocation; v3
-calls them by the hash of their name.
+A program may leave only the names of Solana's syscalls undefined. In v0 the loader resolves them by a relocation; in v3 the
+program calls them by the hash of their name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ADDRESS_64 = (1, 2)
 
 
 def link(program: ObjectFile, version: int) -> bytes:
-    """The finished file. version: of sBPF, 0 or 3. LinkError with the reason if the program cannot be linked."""
+    """Return the finished file. version: of sBPF, 0 or 3. Raises LinkError with the reason if the program cannot be linked."""
     if version not in VERSIONS:
         message = f"sBPF version {version}; expected one of {VERSIONS}"
         raise LinkError(message)
@@ -51,7 +51,7 @@ def link(program: ObjectFile, version: int) -> bytes:
 
 
 class _Layout:
-    """Code and data on their addresses, with every relocation applied."""
+    """Code and data at their addresses, with every relocation applied."""
 
     def __init__(self, program: ObjectFile, *, text_at: int, data_at: int, gap: int = 0) -> None:
         self.program = program
@@ -60,7 +60,7 @@ class _Layout:
         self._gap = gap
 
     def relocate(self, relocation: Relocation) -> None:
-        """Fill in one place."""
+        """Fill in the address of one relocation."""
         symbol = relocation.symbol
         if relocation.part == "text":
             code = self.text[relocation.offset]
@@ -90,20 +90,20 @@ class _Layout:
         return None
 
     def load_address(self, at: int, value: int) -> None:
-        """Put an address into the instruction at `at`, which takes two places."""
+        """Write an address into the instruction at `at`, which has 16 bytes."""
         struct.pack_into("<I", self.text, at + 4, value & 0xFFFFFFFF)
         struct.pack_into("<I", self.text, at + 12, value >> 32)
 
     def store_address(self, at: int, value: int) -> None:
-        """Put an address into the data."""
+        """Write an address into the data at `at`."""
         raise NotImplementedError
 
     def call_outside(self, at: int, name: str) -> None:
-        """Make the instruction at `at` a call of a syscall."""
+        """Turn the instruction at `at` into a call of a syscall."""
         raise NotImplementedError
 
     def finish(self) -> bytes:
-        """The file."""
+        """Return the file."""
         raise NotImplementedError
 
     @property
@@ -113,7 +113,7 @@ class _Layout:
 
 
 class _Version3(_Layout):
-    """Data at address 0, code at 1 << 32, no relocations left."""
+    """Data at address 0, code at 1 << 32, no relocations."""
 
     def __init__(self, program: ObjectFile) -> None:
         gap = _GAP_V3 if program.data else 0
@@ -136,7 +136,7 @@ class _Version3(_Layout):
 
 
 class _Version0(_Layout):
-    """Code, then data, each at its offset in the file; addresses and names of syscalls are relocated when it is loaded."""
+    """Code, then data, each at its offset in the file. The loader relocates addresses and names of syscalls."""
 
     def __init__(self, program: ObjectFile) -> None:
         text_at = 64 + 56 * 3
@@ -186,7 +186,7 @@ class _Version0(_Layout):
         return self._file(sections, dynamic_at, len(dynamic), relocations_at + len(relocations))
 
     def _set_call_registers(self) -> None:
-        """v0 has the register of a call by address in the immediate."""
+        """Move the register of each indirect call into the immediate, where v0 expects it."""
         at = 0
         while at < len(self.text):
             if self.text[at] == CALLX:
@@ -235,7 +235,7 @@ def _elf_header(entry: int, sections_at: int, *, version: int, segments: int, se
 
 
 def murmur3(name: str) -> int:
-    """The 32-bit hash by which v3 calls a syscall."""
+    """Return the 32-bit hash by which v3 calls a syscall."""
     content = name.encode()
     state = 0
     for at in range(0, len(content) & ~3, 4):

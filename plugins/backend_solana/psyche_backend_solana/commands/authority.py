@@ -1,7 +1,7 @@
 """Sends commands as a run's owner: directly, or through the treasurer's run that owns the run.
 
 The run's main authority, a wallet or the treasurer's run, decides which of the two is used. The user need not specify it, and a
-number that anybody can take is not trusted. If the wallet is not the owner, nothing is sent.
+treasurer's number is not trusted, because anybody can take any number. If the wallet is not the owner, nothing is sent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Owner:
 
 
 def default_index(run_id: str, attempt: int = 0) -> int:
-    """A number for the treasurer's run of a name: 8 bytes of the SHA-256 of the name and, after the first, the attempt."""
+    """Return the number to try for a name's treasurer: 8 bytes of SHA-256 of the name and, from attempt 1 on, the attempt."""
     name = run_id.encode() + (attempt.to_bytes(4, "little") if attempt else b"")
     return int.from_bytes(hashlib.sha256(name).digest()[:8], "little")
 
@@ -59,7 +59,7 @@ async def free_index(context: CommandContext, run_id: str) -> int:
 
 
 async def find_treasurer(context: CommandContext, found: RunFound, index: int | None) -> TreasurerRun | None:
-    """The treasurer's run that pays a run; None if there is none. index: its number according to the user.
+    """Return the treasurer's run that pays a run; None if there is none. index: the number that the user gave.
 
     Raises BackendError, and UserError if the number differs.
     """
@@ -83,7 +83,7 @@ async def the_treasurer(context: CommandContext, found: RunFound, index: int | N
 
 
 async def owner_of(context: CommandContext, run_id: str, index: int | None) -> Owner:
-    """How our wallet commands a run. Raises UserError if it is not the owner, CommandRefused (WrongRun)."""
+    """Return how our wallet commands a run. Raises UserError if it is not the owner, CommandRefused (WrongRun)."""
     found = await context.run(run_id)
     authority = found.instance.main_authority
     if authority == context.payer:

@@ -1,4 +1,4 @@
-"""What a chain says about runs and members, as plain values for people and programs. Only reads."""
+"""Reads what a chain says about runs and members, as plain values for people and programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from psyche_core.types import RunState
 
 
 async def reference_run(context: CommandContext, run_id: str) -> dict[str, Any]:
-    """A run of the other implementation. Raises AccessRefused (WrongRun), BackendError."""
+    """Return a run of the reference implementation. Raises AccessRefused (WrongRun), BackendError."""
     program = reference.PROGRAM_ID if context.programs.coordinator == COORDINATOR else context.programs.coordinator
     address = Pubkey.find_program_address([b"coordinator", run_id.encode()[:64]], program)[0]
     try:
@@ -100,7 +100,7 @@ def described(account: CoordinatorAccount) -> dict[str, Any]:
 
 
 def _standing(state: CoordinatorState, client: Client) -> dict[str, Any]:
-    """What checks say of a member: its strikes of the epoch, and whether its share of this round is checked in any case."""
+    """Return what checks found about a member: its strikes in this epoch, and whether its share is checked in any case."""
     current = state.current_round if state.run_state in (RunState.RoundTrain, RunState.RoundWitness) else None
     return {
         "strikes": client.standing.strikes,
@@ -109,7 +109,7 @@ def _standing(state: CoordinatorState, client: Client) -> dict[str, Any]:
 
 
 def _challenges(state: CoordinatorState, *, about: int | None = None) -> list[dict[str, Any]]:
-    """The checks that have not ended. about: a slot; only those in which it has a part."""
+    """Return the checks that have not ended. about: a slot; only the checks in which that member takes part."""
 
     def wallet(slot: int) -> Pubkey:
         return Pubkey(state.epoch.clients[slot].id.signer)

@@ -1,4 +1,4 @@
-"""Amounts of tokens as people write and read them, in smallest units as the chain counts them."""
+"""Converts amounts of tokens between decimal numbers, which people read, and smallest units, which the chain counts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def decimals(context: CommandContext, mint: Pubkey) -> int:
 
 
 def units_of(text: str, decimals: int, *, at_least: int = 1) -> int:
-    """A decimal amount of tokens in smallest units. at_least: smallest allowed number of units. Raises ConfigError."""
+    """Return a decimal amount of tokens in smallest units. at_least: smallest allowed number. Raises ConfigError."""
     try:
         units = Decimal(text) * 10**decimals
     except InvalidOperation:
@@ -41,6 +41,6 @@ def units_of(text: str, decimals: int, *, at_least: int = 1) -> int:
 
 
 def amount_of(units: int, decimals: int) -> str:
-    """So many smallest units as a decimal amount of tokens, without zeros at its end."""
+    """Return smallest units as a decimal amount of tokens, without trailing zeros."""
     text = f"{Decimal(units).scaleb(-decimals):f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

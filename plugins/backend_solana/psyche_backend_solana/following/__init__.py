@@ -1,1 +1,1 @@
-"""How a member follows a run's accounts: reads, subscriptions, the chain's clock, the members' addresses."""
+"""Follows a run's accounts for a member: reads, subscriptions, the chain's clock, the members' addresses."""

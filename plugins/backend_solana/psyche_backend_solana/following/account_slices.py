@@ -113,10 +113,11 @@ def additions(state: CoordinatorState, count: int) -> Slice | None:
 
 
 def added(copy: Copy, head: bytes, where: Slice, content: bytes, *, now: int) -> Copy | None:
-    """The later copy, if only additions were made; None if that is not certain.
+    """Return the later copy, if instructions only added entries; None if that is not certain.
 
-    `head` was read after `content`. now: chain time (unix seconds) of the head. A statement that comes late also changes its
-    witness's score of missed duties, and nobody tells when it came: if it may have been late, the result is not certain.
+    `head` was read after `content`. now: chain time (unix seconds) of the head. A late statement also changes its witness's
+    score of missed duties, but the account does not show when a statement arrived. So if it may have been late, the result is
+    not certain.
     """
     before = copy.state
     assert before is not None
@@ -245,7 +246,7 @@ def _plain(
 
 
 def _more_of_epoch(before: CoordinatorState, name: str) -> int:
-    """How many clients or open challenges one more round can add: the drawn shares, rounded up, and those that are watched."""
+    """Return how many clients or open challenges one more round can add: the drawn shares, rounded up, and the watched ones."""
     percent = before.config.verification_percent
     if name == "clients" or percent == 0:
         return 0

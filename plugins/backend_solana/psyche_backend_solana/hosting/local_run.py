@@ -60,7 +60,7 @@ class LocalRun(BackendServer):
         self._context = context
         self._owner = Wallet(Keypair.from_seed((context.key or SecretKey.generate()).seed))
         state = None if context.state_dir is None else context.state_dir / STATE_FILE
-        rehearsing = context.host in THIS_MACHINE  # strangers must not break a run that they can reach
+        rehearsing = context.host in THIS_MACHINE  # no faults on a run that other machines can reach
         self._chain = LocalChain(ChainSettings(host=context.host, rpc_port=context.port, state=state, allow_faults=rehearsing))
         self._stack = AsyncExitStack()
         self._state = context.state

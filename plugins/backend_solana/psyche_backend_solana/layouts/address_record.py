@@ -2,7 +2,7 @@
 
 The account is an authorization (program `authorizer`) that the member grants itself. It is never active, and its scope names
 this run. Its delegates are the transport key and then the address in pieces. So everybody can compute the account's address,
-only the member can write it, one call reads a hundred of them, and no transaction history, which strangers could fill, is
+only the member can write it, one call reads a hundred of them, and no transaction history, which anybody could fill, is
 searched. The rent is returned when the account is closed. An address is valid only if it is stored with the transport key that
 the state has for the member; anything else is ignored.
 """

@@ -24,7 +24,7 @@ INSTANCE_VERSION = 1
 HEADER_BYTES = 1344
 NONCE_OFFSET, NONCE_BYTES = 16, 8
 BEACON_OFFSET = HEADER_BYTES - BEACON_BYTES
-"""Magic bytes in the header of the account of the state."""
+"""Offset of the beacon, the last part of the header."""
 STAGING_BYTES = 4096
 ACCOUNT_BYTES = HEADER_BYTES + image.SIZE + STAGING_BYTES
 ACCOUNT_MAGIC = b"PsycheCo"
@@ -60,7 +60,7 @@ class RunInstance:
 
 @dataclass(frozen=True, slots=True)
 class RunMetadata:
-    """Data that a run's owner publishes about it: at most 64 bytes of name and 280 of description."""
+    """The description of a run that its owner publishes: at most 64 bytes of name and 280 of description."""
 
     name: str = ""
     description: str = ""
@@ -93,7 +93,7 @@ class CoordinatorAccount:
     """The account that holds a run's state.
 
     nonce: increases by one with every command. backing: None if the points have no backing; epochs then promise what the owner
-    sets. beacon: what the next seed is made of. image: see `psyche_core.coordinator.canonical_image`.
+    sets. beacon: source of the next seed. image: see `psyche_core.coordinator.canonical_image`.
     """
 
     version: int

@@ -111,17 +111,17 @@ class LocalChain:
 
     @property
     def rpc_url(self) -> str:
-        """The one of the first RPC provider."""
+        """The RPC URL of the first provider."""
         return self.providers[0].rpc_url
 
     @property
     def ws_url(self) -> str:
-        """The one of the first RPC provider."""
+        """The websocket URL of the first provider."""
         return self.providers[0].ws_url
 
     @property
     def faults(self) -> FaultSwitch:
-        """The one of the first RPC provider."""
+        """The faults of the first provider."""
         return self.providers[0].faults
 
     async def open_provider(self, rpc_port: int = 0, ws_port: int | None = None) -> RpcProvider:
@@ -226,7 +226,7 @@ class LocalChain:
         return None if settings.reset else self._state_file.load(), programs
 
     def _make(self, saved: Any, programs: Mapping[str, bytes]) -> Node:
-        """In the node's thread."""
+        """Create the node. Called in its thread."""
         settings, wall = self.settings, self._wall()
         if saved is None:
             unix = wall if settings.start_time is None else float(settings.start_time)

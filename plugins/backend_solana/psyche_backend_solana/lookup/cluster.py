@@ -1,6 +1,6 @@
 """Decides whether the shipped addresses of the programs may be used at an endpoint's cluster.
 
-The keys of these addresses follow from public seeds, so on a chain shared with strangers anybody can deploy another program
+The keys of these addresses follow from public seeds, so on a chain that others use, too, anybody can deploy another program
 there. The addresses are used only on a private chain: every endpoint is on this machine or in a private network, or the user gave
 `--own-chain`, and the genesis hash is not one of a public cluster. Otherwise the error says which options to give.
 """

@@ -12,7 +12,7 @@ from psyche_core.errors import BackendError, UserError
 
 
 async def read_model(run_id: str, settings: ChainSettings) -> ModelConfig:
-    """`[model]` of a run as it is on the chain now. Raises UserError, BackendError."""
+    """Return the table `[model]` of a run as it is on the chain now. Raises UserError, BackendError."""
     try:
         async with Rpc(settings.endpoints()) as rpc:
             found = await find_run(rpc, run_id, programs=settings.programs, timeout=CALL_SECONDS)

@@ -34,7 +34,7 @@ class RunFound:
 
 
 async def find_run(rpc: Rpc, run_id: str, *, programs: Programs, timeout: float = CALL_SECONDS) -> RunFound:
-    """The run with a name, of any owner; for the owner see `treasurers.check_owner`.
+    """Return the run with a name, of any owner; `treasurers.check_owner` checks the owner.
 
     Raises AccessRefused (`WrongRun`) if there is none, BackendError for an account that is not a run, ConfigError (see
     `cluster`).
@@ -95,7 +95,7 @@ async def find_authorization(
     programs: Programs,
     timeout: float = CALL_SECONDS,
 ) -> Pubkey:
-    """The authorization of `grantor` with which `user` may join.
+    """Return the authorization by `grantor` with which `user` may join.
 
     grantees: wallets whose authorizations are tried; None, or the user alone, tries the one for everybody, then the user's own.
     Raises CommandRefused (`NotAuthorized`) with what is missing.

@@ -1,6 +1,6 @@
 """Finds who pays a run and who owns it, from the address that the run's own instance names.
 
-Anybody may take any number for a treasurer's run, so numbers are not used to find it. A run's instance names its main authority,
+Anybody may take any number for a treasurer's run, so a run is not found by its number. A run's instance names its main authority,
 which is a wallet or the treasurer's run that owns it for a wallet. That account is accepted only when it is a run of the
 treasurer's program, at the address of its own number, and names this instance and this state account. Anything else raises
 BackendError.
@@ -65,7 +65,7 @@ async def treasurer_of(rpc: Rpc, found: RunFound, *, programs: Programs, timeout
 async def check_owner(
     rpc: Rpc, found: RunFound, wanted: Pubkey | None, *, programs: Programs, timeout: float = CALL_SECONDS
 ) -> None:
-    """Check that the required wallet owns a run, directly or through the treasurer; None accepts any owner.
+    """Check that the required wallet owns a run, directly or through the treasurer. wanted: None accepts any owner.
 
     Raises CommandRefused (`OtherOwner`), BackendError.
     """

@@ -1,7 +1,7 @@
 """Names and addresses of the on-chain programs: the only place in Python that has them (in Rust: programs/common/src/ids.rs).
 
 The addresses of our programs are for local chains. Their key pairs follow from public seeds (the SHA-256 of `psyche/NAME/local
-chains`), so anybody can deploy there. On a chain shared with strangers use addresses of your own, and build the programs with
+chains`), so anybody can deploy there. On a chain that others use, too, use addresses of your own, and build the programs with
 them.
 """
 

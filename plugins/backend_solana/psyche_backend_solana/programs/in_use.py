@@ -11,7 +11,7 @@ from psyche_backend_solana.programs.addresses import AUTHORIZER, COORDINATOR, MI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """Addresses of the programs; by default those of local chains. own_chain: nobody else can deploy on the chain."""
+    """Addresses of the programs; by default those of local chains. own_chain: nobody else can deploy programs on the chain."""
 
     coordinator: Pubkey = COORDINATOR
     authorizer: Pubkey = AUTHORIZER

@@ -1,6 +1,6 @@
-"""Adapts the shipped programs to the user's own addresses: only the addresses that they contain of each other change.
+"""Adapts the shipped programs to the user's own addresses: only the other programs' addresses that they contain are changed.
 
-A program holds each other program's address as 32 bytes in its read-only data, and does not hold its own. So only these bytes
+A program contains each other program's address as 32 bytes in its read-only data, but not its own. So only these bytes
 are replaced; nothing is compiled. The caller decides which addresses to use.
 """
 
@@ -14,7 +14,7 @@ from psyche_backend_solana.programs import PROGRAMS, load
 
 
 def with_ids(name: str, ids: Mapping[str, Pubkey]) -> bytes:
-    """The ELF file of a program that finds the others at `ids` (by their names). Raises UserError like `load`."""
+    """Return the ELF file of a program that expects the others at `ids` (by their names). Raises UserError like `load`."""
     content = load(name)
     for other, address in ids.items():
         content = content.replace(bytes(PROGRAMS[other]), bytes(address))

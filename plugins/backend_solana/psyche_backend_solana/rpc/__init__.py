@@ -1,1 +1,1 @@
-"""Calls to Solana over several RPC endpoints: meaning of failures, choice of the next endpoint, and the calls themselves."""
+"""Calls to Solana over several RPC endpoints: the calls, the meaning of failures, and the choice of the next endpoint."""

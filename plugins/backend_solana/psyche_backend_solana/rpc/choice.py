@@ -44,7 +44,7 @@ class EndpointChoice:
         return self._current
 
     def order(self) -> tuple[int, ...]:
-        """All endpoints in the order to try them in one attempt: the current one, then those that failed least."""
+        """Return all endpoints in the order in which to try them: the current one, then the others, least failures first."""
         others = sorted(
             (number for number in range(len(self._health)) if number != self._current),
             key=lambda number: (self._health[number].failures >= FAILURES, number),
@@ -52,14 +52,14 @@ class EndpointChoice:
         return (self._current, *others)
 
     def succeeded(self, number: int) -> None:
-        """An endpoint answered an ordinary call."""
+        """Record that an endpoint answered an ordinary call."""
         if number == self._current:
             self._health[number].failures = 0
 
     def failed(self, number: int, *, for_good: bool = False) -> bool:
-        """An endpoint failed.
+        """Record that an endpoint failed. Returns whether another one is current now.
 
-        Returns whether another one is current now. for_good: the endpoint reported that it cannot serve the call.
+        for_good: the endpoint reported that it cannot serve the call.
         """
         health = self._health[number]
         health.failures = max(health.failures + 1, FAILURES if for_good else 0)

@@ -82,7 +82,7 @@ async def accounts(
 async def program_accounts(
     rpc: Rpc, program: Pubkey, *, begins_with: bytes, size: int | None = None, timeout: float
 ) -> dict[Pubkey, AccountRead]:
-    """The accounts of a program whose data begins with given bytes and, if given, has a size."""
+    """Return the accounts of a program whose data begins with these bytes. size: required size of the data; None for any."""
     filters: list[Any] = [{"memcmp": {"offset": 0, "bytes": base64.b64encode(begins_with).decode(), "encoding": "base64"}}]
     if size is not None:
         filters.append({"dataSize": size})

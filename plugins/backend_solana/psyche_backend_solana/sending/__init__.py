@@ -1,1 +1,1 @@
-"""How a member acts on a run: instructions, transactions, their price and their refusals."""
+"""Sends a member's commands to a run: instructions, transactions, their price, and the programs' errors."""

@@ -1,9 +1,10 @@
 """Decides who sends a tick, and when. No I/O.
 
 Anybody may send a tick, and each tick costs its sender a fee. A tick is due when `apply` says that it would change the state at
-the chain's time, and in a long phase in which nobody has taken in what the next seed is made of (`layouts.beacon`). Members
-take turns in an order that each of them computes equally from the account's nonce and their keys. The first ticks at once, each
-next one only if nothing has happened for some more time. So usually one fee is paid, and no single member can stop the run.
+the chain's time. It is also due in a long phase in which no instruction has stored the hash for the next seed (`layouts.beacon`).
+Members take turns in an order that each of them computes equally from the account's nonce and their keys. The first member ticks
+at once, each next one only if nothing has happened for some more time. So usually one fee is paid, and no single member can stop
+the run.
 Unhealthy members come after healthy ones, and wallets that are not members last. The estimate of the chain's time only decides
 when to look; the sender reads the clock before it ticks.
 """

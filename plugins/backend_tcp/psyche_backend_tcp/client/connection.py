@@ -96,7 +96,7 @@ class TcpBackend(Backend):
         return cls(context)
 
     async def __aenter__(self) -> Self:
-        """Connect; retry for as long as the context says.
+        """Connect; retry for as long as the context allows.
 
         Raises BackendError (`cannot connect to host:port: reason`) and CommandRefused (Busy, …) after retrying, but AccessRefused
         (WrongServer, WrongRun, …), KeyUsedElsewhere and UnknownHost at once.

@@ -46,7 +46,7 @@ _DRAINED = 4
 """Reads from a challenged connection before it is closed."""
 
 CONNECTION_LOST = (EndOfStream, BrokenResourceError, ClosedResourceError, BusyResourceError, OSError)
-"""What a stream raises when the other side has disconnected or broke TLS (ssl.SSLError is an OSError)."""
+"""Exceptions of a stream when the other side has disconnected or broke TLS (ssl.SSLError is an OSError)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ Welcoming = Callable[[bytes], Awaitable[None]]
 
 
 class Listener:
-    """Listens for one service. Made by `bind`. facts: what the hello tells about the service."""
+    """Listens for one service. Made by `bind`. facts: the description of the service in the hello."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a connection must prove while places before the login are scarce: that it solved a puzzle, or holds a member's key.
+"""The proof that a connection needs while places before the login are scarce: it solved a puzzle, or holds a member's key.
 
     server  -> challenge   b"psyche?" version(1) cookie(33)        in the clear, instead of TLS; then it closes
     client  -> proof       b"psyche!" version(1) cookie(33) counter(8) key(32) signature(64)

@@ -51,9 +51,10 @@ NOT_ALLOWED = protocol.Bye("NotAllowed", "the run's owner removed your key from 
 
 @dataclass(frozen=True, slots=True)
 class PendingSave:
-    """A change that must be on disk before anybody is told. version counts changes; draft is None if they cancelled each other.
+    """A change that must be on disk before anybody is informed of it.
 
-    opening: the run's own configuration, while the state has another one for its first epoch.
+    version: counts changes. draft: None if the changes cancelled each other. opening: the run's own configuration, while the
+    state has another one for its first epoch.
     """
 
     version: int

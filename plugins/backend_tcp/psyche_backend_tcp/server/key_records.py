@@ -1,8 +1,8 @@
-"""What the server stores about a key: its connection's number, address, recent answers, and when it was lost.
+"""The server's record of a key: its connection's number, address, recent answers, and when it was lost.
 
 A lost member is kept until its grace period is over. A key that is not a member is forgotten with its connection, so memory is
 bounded by connections and members. Answers are kept for a while, so that a request repeated after a lost connection is not
-executed twice. The caller says who is a member.
+executed twice. The caller decides which keys are members.
 """
 
 from __future__ import annotations

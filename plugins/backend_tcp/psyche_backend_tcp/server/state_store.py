@@ -1,4 +1,4 @@
-"""Keeps the run's state on disk: written before anybody is told of a change, read at the next start.
+"""Keeps the run's state on disk: written before anybody is informed of a change, read at the next start.
 
 Guarantee: everything that a member was told (a state, or that its request was done) is in the file or in a newer one. It holds
 when the process is killed at any moment and when the machine loses power, if the file system implements fsync and rename
@@ -10,7 +10,7 @@ synced and renamed; the previous one is kept as `.previous`. The name is the run
 `.`, `~` and `-` written as %XX, plus eight digits of its hash for case-insensitive file systems. A damaged file raises
 UserError; an older state is never used in its place automatically, because members may know a newer one. If the file is
 missing, as after a kill between the two renames, the previous one is used with a warning. If the owner puts an older file in
-place, the previous one may be of a later state: it is kept as `.later`, so that the owner can still go on from there.
+place, the previous one may be of a later state: it is kept as `.later`, so that the owner can still continue from there.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class StateStore:
         return later[path]
 
     def save(self, pending_save: PendingSave) -> None:
-        """Write a change durably. Raises UserError (disk full, no rights); then nobody may be told of the change."""
+        """Write a change durably. Raises UserError (disk full, no rights); then nobody may be informed of the change."""
         assert pending_save.draft is not None, "changes that cancelled out are on disk already"
         opening = to_plain(pending_save.opening) if pending_save.opening is not None else None
         body = encode([pending_save.draft.encoded, opening])

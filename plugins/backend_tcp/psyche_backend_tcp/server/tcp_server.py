@@ -161,7 +161,7 @@ class TcpServer(BackendServer):
         """Remove a member, and refuse its key until this server is started again.
 
         Its connection is closed and it is withdrawn, as if its key had been removed from the allow-list. Raises ValueError for a
-        key of nobody who waits or takes part.
+        key that no waiting or active member has.
         """
         if signer not in self._hub.members():
             message = f"no member has the key {signer.hex()}"
@@ -179,7 +179,7 @@ class TcpServer(BackendServer):
         self._notify()
 
     async def serve(self) -> None:
-        """Run until the run is finished and all clients were told, or until cancelled."""
+        """Run until the run is finished and all clients were informed, or until cancelled."""
         listener = self._bound()
         if self._kept_later is not None and self._context.on_later_state is not None:
             self._context.on_later_state(self._kept_later)
@@ -284,7 +284,7 @@ class TcpServer(BackendServer):
                 self._notify()
 
     async def _keep_saved(self) -> None:
-        """Save every change to disk, then tell the members. Changes during a write go together into the next write."""
+        """Save every change to disk, then inform the members. Changes during a write go together into the next write."""
         disk = RepeatedProblem()
         while True:
             self._unsaved = changed = anyio.Event()

@@ -11,7 +11,7 @@ share a folder.
 
 When there is more than `limit`, the least recently used files are deleted. Each process checks after it has written a sixteenth
 of the limit, so N processes may exceed it by N sixteenths. A separate thread writes; blocks are not cached when it cannot keep
-up. A disk error never makes reading fail: it is logged once, and reading goes on without the cache. Nothing is synced, because
+up. A disk error never makes reading fail: it is logged once, and reading continues without the cache. Nothing is synced, because
 the checksum reveals damage from a power cut.
 """
 

@@ -29,7 +29,7 @@ def compressor_for(
     precision: Precision | None,
     compiled: bool,
 ) -> Compressor:
-    """The fastest compressor for this table, value format and device.
+    """Return the fastest compressor for this table, value format and device.
 
     workspace: scratch memory of the torch backend. precision: of the torch backend's transform; a value other than None selects
     that backend. compiled: whether the numba backend may be used.
@@ -52,11 +52,11 @@ def updater_for(
     rates: Rates = MappingProxyType({}),
     second_stage: SecondStage | None = None,
 ) -> Updater[Any]:
-    """The fastest updater for this table, value format and device. Only signs have one in numba, without a second stage or
-    with `clip`.
+    """Return the fastest updater for this table, value format and device.
 
-    workspace: scratch memory of the torch backend. compiled: whether the numba backend may be used. rates: of the parameters.
-    second_stage: None: the direction is the sign of the decoded mean.
+    The numba backend has one only for signs, without a second stage or with `clip`. workspace: scratch memory of the torch
+    backend. compiled: whether the numba backend may be used. rates: of the parameters. second_stage: None: the direction is the
+    sign of the decoded mean.
     """
     fits = values is ValueFormat.SIGNS and (second_stage is None or isinstance(second_stage, Clip))
     if compiled and fits and device.type == "cpu" and numba_available():

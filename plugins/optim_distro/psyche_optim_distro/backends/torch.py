@@ -68,11 +68,11 @@ class TorchCompressor(Compressor):
             values.copy_(selected[1])
 
     def _tiles_of(self, group: Group) -> Iterator[tuple[Group, tuple[Part, ...]]]:
-        """The tiles of a group and their parameters."""
+        """Yield the tiles of a group and their parameters."""
         return ((tile, parts) for tile, parts in self._tiles if group.start <= tile.start < group.stop)
 
     def _transformed(self, tile: Group, blocks: Tensor) -> Tensor:
-        """DCT coefficients of one tile of delta [chunks, height, width], in scratch memory."""
+        """Return the DCT coefficients of one tile of delta [chunks, height, width], in scratch memory."""
         basis, kind = self._basis, self.precision.of(tile.height * tile.width)
         first, second, rounded = (self._workspace.lend(number, blocks.shape, dtype=kind) for number in range(3))
         if kind != blocks.dtype:
@@ -81,7 +81,7 @@ class TorchCompressor(Compressor):
 
 
 class TorchVoteUpdater(Updater[TileVotes]):
-    """For payloads of signs. layout: parameter table. aggregator: of the same table. rates: of its parameters.
+    """Updater for payloads of signs. layout: parameter table. aggregator: of the same table. rates: of its parameters.
 
     second_stage: makes the direction from decoded values; None: their signs are the direction.
     """
@@ -93,7 +93,7 @@ class TorchVoteUpdater(Updater[TileVotes]):
         self._second_stage = second_stage
 
     def decode(self, payload: bytes) -> TileVotes:
-        """The votes of a payload by tile. Raises PayloadRejected."""
+        """Return the votes of a payload by tile. Raises PayloadRejected."""
         return self._aggregator.votes(codec.decode(self._layout, payload, values=ValueFormat.SIGNS))
 
     def update(self, masters: Tensor, decoded: Sequence[TileVotes], *, learning_rate: float, weight_decay: float) -> None:
@@ -105,10 +105,10 @@ class TorchVoteUpdater(Updater[TileVotes]):
 
 
 class TorchValueUpdater(Updater[Selection]):
-    """For payloads of values.
+    """Updater for payloads of values.
 
     layout: parameter table. aggregator: of the same table. values: format of the values. rates: of its parameters. second_stage:
-    one without a unit; None: the signs of decoded values are the direction.
+    one that does not depend on the scale of its input; None: the signs of decoded values are the direction.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class TorchValueUpdater(Updater[Selection]):
         self._second_stage = second_stage
 
     def decode(self, payload: bytes) -> Selection:
-        """The coefficients of a payload. Raises PayloadRejected."""
+        """Return the coefficients of a payload. Raises PayloadRejected."""
         return codec.decode(self._layout, payload, values=self._values)
 
     def update(self, masters: Tensor, decoded: Sequence[Selection], *, learning_rate: float, weight_decay: float) -> None:
@@ -139,7 +139,7 @@ class TorchValueUpdater(Updater[Selection]):
 
 
 def _with(second_stage: SecondStage, updates: Iterable[tuple[Group, Tensor]]) -> Iterator[tuple[Group, Tensor]]:
-    """The directions of all tiles."""
+    """Yield the directions of all tiles."""
     second_stage.begin()
     for tile, update in updates:
         yield tile, second_stage.direction(update.view(-1), tile)
@@ -148,7 +148,7 @@ def _with(second_stage: SecondStage, updates: Iterable[tuple[Group, Tensor]]) ->
 def _add_gradients(
     delta: Tensor, tile: Group, parts: Sequence[Part], gradients: Mapping[str, Tensor], scale: float, decay: float
 ) -> None:
-    """One tile: delta <- decay delta + scale gradient."""
+    """Update one tile: delta <- decay delta + scale gradient."""
     delta[tile.start : tile.stop].mul_(decay)
     for part in parts:
         gradient = gradients.get(part.name)
@@ -181,10 +181,10 @@ class _Mover:
 
 
 def _apply_direction(masters: Tensor, direction: Tensor, decay: float, step: float, *, signs: bool) -> None:
-    """Part of a tile: masters <- masters decay - step direction, in place. Unless these are signs, the direction changes, too."""
+    """Update a part of a tile in place: masters <- masters decay - step direction. A direction that is not signs changes, too."""
     if decay != 1:
         masters.mul_(decay)
     if signs:
         masters.sub_(direction, alpha=step)
     else:
-        masters.sub_(direction.mul_(step))  # in one operation some devices would round the product, others would not
+        masters.sub_(direction.mul_(step))  # as one fused operation, some devices would round the product and others would not

@@ -49,7 +49,7 @@ class BlockedBuffer(Mapping[str, Tensor]):
         return len(self._places)
 
     def _blocks(self, name: str) -> Tensor | None:
-        """A view [row_blocks, columns / width, height, width]; None for a parameter without elements."""
+        """Return a view [row_blocks, columns / width, height, width]; None for a parameter without elements."""
         entry, group = self._places[name]
         if group is None:
             return None

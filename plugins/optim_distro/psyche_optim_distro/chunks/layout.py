@@ -119,7 +119,10 @@ class Layout:
     fingerprint: bytes
 
     def slots(self, chunks: IntArray, indices: IntArray) -> IntArray:
-        """Positions of coefficients in a flat buffer, int64 [n]. chunks, indices: int64 [n]; an index counts row by row."""
+        """Return positions of coefficients in a flat buffer, int64 [n].
+
+        chunks, indices: int64 [n]; an index counts row by row.
+        """
         widths = self.chunk_width[chunks]
         slots: IntArray = self.chunk_base[chunks] + indices // widths * self.chunk_columns[chunks] + indices % widths
         return slots
@@ -127,7 +130,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How one parameter is cut."""
+    """The chunks of one parameter."""
 
     name: str
     shape: tuple[int, ...]

@@ -21,23 +21,23 @@ _FEATURES = ("avx512_bf16", "amx_bf16")
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """large: dtype for chunks of at least MIN_ELEMENTS elements. Smaller chunks use float32."""
+    """The precision of the transform. large: dtype for chunks of at least MIN_ELEMENTS elements. Smaller chunks use float32."""
 
     large: torch.dtype = torch.float32
 
     def of(self, size: int) -> torch.dtype:
-        """The dtype for chunks of `size` elements."""
+        """Return the dtype for chunks of `size` elements."""
         return self.large if size >= MIN_ELEMENTS else torch.float32
 
 
 def precision_for(values: ValueFormat, device: torch.device) -> Precision:
-    """The precision for a value format and a device."""
+    """Return the precision for a value format and a device."""
     fits = values in (ValueFormat.SIGNS, ValueFormat.BFLOAT16) and device.type == "cpu" and cpu_has_bfloat16()
     return Precision(torch.bfloat16 if fits else torch.float32)
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware and torch uses it. False if torch cannot tell."""
+    """Return whether this CPU multiplies bfloat16 in hardware and torch uses it. False if torch does not report it."""
     ask = getattr(torch.cpu, "get_capabilities", None)
     known = {} if ask is None else ask()
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch has no type for it

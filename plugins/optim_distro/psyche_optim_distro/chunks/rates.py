@@ -1,6 +1,6 @@
 """Parts of the table whose parameters have the same rates, see `psyche_core.interfaces.rate_groups`.
 
-Chunks, payloads and memory order do not depend on rates. Every step's two factors are made once per tensor, in float64, and
+Chunks, payloads and memory order do not depend on rates. The two factors of a step are computed once per tensor, in float64, and
 rounded to float32, so that all replicas and both backends multiply by the same numbers.
 """
 
@@ -23,7 +23,7 @@ _PLAIN = TensorRate()
 
 
 def cut_by_rate(tile: Group, layout: Layout, rates: Rates) -> tuple[tuple[Group, TensorRate], ...]:
-    """A group or a tile of it, cut where the rates change, in memory order. Each part is whole rows of blocks."""
+    """Return a group or a tile of it, cut where the rates change, in memory order. Each part is whole rows of blocks."""
     parameters = sorted((entry for entry in layout.parameters if math.prod(entry.shape)), key=lambda entry: entry.start)
     first = bisect.bisect_right(parameters, tile.start, key=lambda entry: entry.start) - 1
     parts: list[tuple[Group, TensorRate]] = []
@@ -42,10 +42,10 @@ def cut_by_rate(tile: Group, layout: Layout, rates: Rates) -> tuple[tuple[Group,
 
 
 def factors(rate: TensorRate, *, learning_rate: float, weight_decay: float) -> tuple[np.float32, np.float32]:
-    """Factor of the masters, and size of the step, in float32."""
+    """Return the factor of the masters and the size of the step, in float32."""
     return np.float32(rate.kept(learning_rate, weight_decay)), step_size(rate, learning_rate)
 
 
 def step_size(rate: TensorRate, learning_rate: float) -> np.float32:
-    """Size of the step in float32, for masters and for look-ahead alike."""
+    """Return the size of the step in float32, which masters and look-ahead both use."""
     return np.float32(rate.step(learning_rate))

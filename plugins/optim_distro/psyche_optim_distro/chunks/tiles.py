@@ -1,10 +1,10 @@
 """Cuts flat buffers into tiles, and lends scratch memory for one tile at a time.
 
 On a CPU a tile, its transform and a scratch copy fit into a core's second-level cache together. So each step reads memory once,
-and needs no buffer of the model's size besides masters and delta. An accelerator gets whole groups as tiles, since each call
-costs it more than the memory does.
+and needs no buffer of the model's size besides masters and delta. An accelerator gets whole groups as tiles, since there each
+call costs more than the memory does.
 
-On a CPU scratch memory comes from a few buffers that are used again, since allocating memory costs as much as the work done in
+On a CPU scratch memory comes from a few buffers that are reused, since allocating memory costs as much time as the work done in
 it. An accelerator's allocator reuses blocks by itself.
 """
 
@@ -36,13 +36,13 @@ class Part:
 
 
 def tiles_of(layout: Layout, device: torch.device, *, elements: int = CPU_TILE_ELEMENTS) -> tuple[Group, ...]:
-    """All groups cut into tiles that suit the device, in memory order. elements: limit per tile on a CPU."""
+    """Return all groups cut into tiles that suit the device, in memory order. elements: limit per tile on a CPU."""
     limit = elements if device.type == "cpu" else max(1, layout.total)
     return tuple(tile for group in layout.groups for tile in group.tiles(limit))
 
 
 def parts_of(tile: Group, layout: Layout) -> tuple[Part, ...]:
-    """The parts of parameters that a tile contains, in memory order."""
+    """Return the parts of parameters that a tile contains, in memory order."""
     parameters = sorted((entry for entry in layout.parameters if math.prod(entry.shape)), key=lambda entry: entry.start)
     first = bisect.bisect_right(parameters, tile.start, key=lambda entry: entry.start) - 1
     parts = []
@@ -55,9 +55,9 @@ def parts_of(tile: Group, layout: Layout) -> tuple[Part, ...]:
 
 
 class Workspace:
-    """Four scratch buffers for one tile at a time. A loan ends when the same buffer number is lent again.
+    """Four scratch buffers for one tile at a time. A buffer's tensor is valid until the same buffer number is lent again.
 
-    On a CPU a buffer grows to the largest loan of it so far. device: of the buffers.
+    On a CPU a buffer grows to the largest size lent so far. device: of the buffers.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -65,7 +65,7 @@ class Workspace:
         self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(4)]
 
     def lend(self, number: int, shape: Sequence[int], *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """An uninitialised tensor of this shape in buffer `number`, 0 to 3."""
+        """Return an uninitialised tensor of this shape in buffer `number`, 0 to 3."""
         if self._device.type != "cpu":
             return torch.empty(*shape, device=self._device, dtype=dtype)
 

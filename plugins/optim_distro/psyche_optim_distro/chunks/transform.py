@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def chunk_size(length: int, target: int) -> int:
-    """The largest divisor of `length` that is not above `target`; 0 for an empty dimension. As in the reference."""
+    """Return the largest divisor of `length` that is at most `target`; 0 for an empty dimension. As in the reference."""
     best = min(length, 1)
     for divisor in range(1, math.isqrt(length) + 1):
         if length % divisor == 0:
@@ -40,13 +40,13 @@ def dct_basis(size: int) -> Tensor:
 
 
 def as_blocks(natural: Tensor, width: int) -> Tensor:
-    """A view of [row_blocks, height, columns] as [row_blocks, columns / width, height, width]."""
+    """Return a view of [row_blocks, height, columns] as [row_blocks, columns / width, height, width]."""
     row_blocks, height, columns = natural.shape
     return natural.view(row_blocks, height, columns // width, width).transpose(1, 2)
 
 
 def encode(blocks: Tensor, basis_height: Tensor, basis_width: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """Coefficients F(height).T @ block @ F(width) of blocks [chunks, height, width], in the same shape.
+    """Return the coefficients F(height).T @ block @ F(width) of blocks [chunks, height, width], in the same shape.
 
     basis_height, basis_width: `dct_basis` of these sides. out: two contiguous scratch tensors like `blocks`. Returns one of
     them, or `blocks` itself if both sides are 1.
@@ -57,13 +57,13 @@ def encode(blocks: Tensor, basis_height: Tensor, basis_width: Tensor, *, out: tu
         torch.mm(blocks.view(-1, width), basis_width, out=first.view(-1, width))
         blocks = first
     if height > 1:
-        # With bfloat16 torch would copy a transposed view again for every block.
+        # Without this copy, torch would copy a transposed bfloat16 view again for every block.
         blocks = torch.matmul(basis_height.T.contiguous(), blocks, out=second)
     return blocks
 
 
 def decode(coefficients: Tensor, basis_height: Tensor, basis_width: Tensor) -> Tensor:
-    """Inverse of `encode`: F(height) @ block @ F(width).T of blocks [chunks, height, width], in the same shape."""
+    """Return the inverse of `encode`: F(height) @ block @ F(width).T of blocks [chunks, height, width], in the same shape."""
     height, width = basis_height.shape[0], basis_width.shape[0]
     if width > 1:
         coefficients = (coefficients.reshape(-1, width) @ basis_width.T).view(coefficients.shape)

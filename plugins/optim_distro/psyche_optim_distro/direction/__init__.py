@@ -1,5 +1,5 @@
-"""From accepted payloads to the direction of a step, in integers: equal bits on every replica.
+"""Computes the direction of a step from accepted payloads, in integers: equal bits on every replica.
 
-`aggregation` takes the mean over senders, `normalization` gives each the weight of one voter, `integer_idct` transforms back;
-`clip` and `rmsprop` are the second stages that a run may choose.
+`aggregation` computes the mean over senders, `normalization` gives each sender the weight of one voter, and `integer_idct`
+transforms back; `clip` and `rmsprop` are the second stages that a run may choose.
 """

@@ -83,7 +83,7 @@ class Aggregator:
         self._means = mean_of_votes(self._bits).to(device)
 
     def direction(self, selections: Sequence[Selection], *, one_bit: bool) -> Tensor:
-        """`vote_directions` or `value_directions` of all tiles in one float32 tensor [layout.total]."""
+        """Return `vote_directions` or `value_directions` of all tiles in one float32 tensor [layout.total]."""
         whole = torch.empty(self._layout.total, device=self._device)
         parts = self.vote_directions([self.votes(each) for each in selections]) if one_bit else self.value_directions(selections)
         for tile, direction in parts:
@@ -91,7 +91,7 @@ class Aggregator:
         return whole
 
     def votes(self, selection: Selection) -> TileVotes:
-        """The votes of a selection of signs. May run in any thread."""
+        """Return the votes of a selection of signs. May run in any thread."""
         bounds = self._bounds(selection)
         packed = self._places(selection, bounds)
         packed *= 2
@@ -141,7 +141,7 @@ class Aggregator:
             _clear(own, written)
 
     def _bounds(self, selection: Selection) -> NDArray[np.int64]:
-        """Begin and end of each tile's coefficients in a selection: [tiles, 2]."""
+        """Return begin and end of each tile's coefficients in a selection: [tiles, 2]."""
         bounds = np.zeros((len(self._tiles), 2), dtype=np.int64)
         class_of, chunks, first = self._layout.chunk_class.item, selection.chunks, 0
         for number, own in enumerate(self._tiles_of_class):
@@ -151,7 +151,7 @@ class Aggregator:
         return bounds
 
     def _places(self, selection: Selection, bounds: NDArray[np.int64]) -> NDArray[np.signedinteger[Any]]:
-        """Positions in their tiles [n]. Row r of a chunk begins r * (columns - width) later there than in the chunk itself."""
+        """Return positions in their tiles [n]. Row r of a chunk begins r * (columns - width) later there than in the chunk."""
         places: NDArray[np.signedinteger[Any]] = self._base.take(selection.chunks)
         places += selection.indices
         for group, tiles in zip(self._layout.groups, self._tiles_of_group, strict=True):
@@ -205,7 +205,7 @@ class Aggregator:
 
 @lru_cache(maxsize=12)
 def mean_of_votes(bits: int) -> Tensor:
-    """Table of round(V s / c), half away from zero, V = 2**bits: bfloat16, index c * 2**10 + s for c <= 256, |s| <= c."""
+    """Return the table of round(V s / c), half away from zero, V = 2**bits: bfloat16, index c * 2**10 + s, c <= 256, |s| <= c."""
     packed = torch.arange(MAX_CLIENTS * _ONE_SENDER + _ONE_SENDER // 2)
     count = (packed + _ONE_SENDER // 2) >> _COUNT_SHIFT
     total = packed - (count << _COUNT_SHIFT)

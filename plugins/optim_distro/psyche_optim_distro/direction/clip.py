@@ -30,10 +30,10 @@ class Clip:
         self._workspace = workspace
 
     def begin(self) -> None:
-        """Nothing depends on earlier updates."""
+        """Do nothing, because nothing depends on earlier updates."""
 
     def direction(self, update: Tensor, tile: Group) -> Tensor:
-        """The direction of a tile, in place of its update. update: float32 [elements of the tile]."""
+        """Replace a tile's update by its direction, and return it. update: float32 [elements of the tile]."""
         blocks = update.view(tile.row_blocks, tile.height, -1, tile.width)
         magnitudes = torch.abs(blocks, out=self._workspace.lend(1, blocks.shape))
         sums = magnitudes.sum(dim=(1, 3), dtype=torch.float64)

@@ -12,8 +12,8 @@ significant bits, half to even). Each chunk is scaled to at most 2**b by a power
 magnitude only (an exact maximum, independent of order), and rounded to integers, half to even. The scale is dropped, since only
 the sign is needed. sign(0) = 0, and rounding preserves the sign of an integer.
 
-So all operands, Q included, have at most 8 significant bits, which bfloat16 holds. Hardware that multiplies bfloat16 and adds in
-float32 gives the same bits as float32, TF32 and integers. bfloat16 products are used on CPUs that have them and whose sums are
+So all operands, including Q, have at most 8 significant bits, which bfloat16 can hold. Hardware that multiplies bfloat16 and adds
+in float32 gives the same bits as float32, TF32 and integers. bfloat16 products are used on CPUs that have them and whose sums are
 exact in a test at the start; float32 elsewhere. 11 bits between the stages would agree with the exact sign in 0.005 % more of the
 entries; the rounding of Q itself costs 0.14 %.
 """
@@ -31,8 +31,8 @@ from psyche_optim_distro.chunks.precision import cpu_has_bfloat16
 from psyche_optim_distro.chunks.tiles import Workspace
 
 BASIS_SCALE = 126
-"""Even, so that cos = ±1/2 (the only rational value besides 0 and ±1) gives no rounding tie, which the last bit of a platform's
-cosine would decide."""
+"""It is even, so that cos = ±1/2 (the only rational value besides 0 and ±1) is never half way between two integers. Otherwise the
+last bit of a platform's cosine would decide how it is rounded."""
 
 MAX_OPERAND_BITS = 11
 EXACT_LIMIT = 2**24
@@ -51,14 +51,14 @@ def integer_basis(size: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def operand_bits(size: int) -> int:
-    """Largest b <= 11 such that every partial sum of `integer_basis(size)` times operands <= 2**b is at most 2**24."""
+    """Return the largest b <= 11 such that every partial sum of `integer_basis(size)` times operands <= 2**b is at most 2**24."""
     row_sum = int(integer_basis(size).abs().sum(dim=1).max())
     return min(MAX_OPERAND_BITS, (EXACT_LIMIT // row_sum).bit_length() - 1)
 
 
 @lru_cache(maxsize=64)
 def bfloat16_is_exact(size: int) -> bool:
-    """Whether bfloat16 products with Q give the exact sums, rounded, on this machine. Otherwise replicas would diverge.
+    """Return whether bfloat16 products with Q give the exact sums, rounded, on this machine. Otherwise replicas would diverge.
 
     Tests operands that give the largest possible sums, and random ones.
     """
@@ -92,11 +92,11 @@ class IntegerIDCT:
         self._workspace = workspace
 
     def lend_input(self, elements: int) -> Tensor:
-        """Scratch memory for the input of `signs`, bfloat16 [elements]; nothing else here uses it."""
+        """Return scratch memory for the input of `signs`, bfloat16 [elements]; nothing else here uses it."""
         return self._workspace.lend(0 if self._products == torch.bfloat16 else 3, (elements,), dtype=torch.bfloat16)
 
     def signs(self, stage: Tensor, tile: Group) -> Tensor:
-        """Signs of the inverse DCT: float32 [row_blocks, height, columns], valid until the next call.
+        """Return the signs of the inverse DCT: float32 [row_blocks, height, columns], valid until the next call.
 
         stage: integer coefficients of magnitude <= 2**operand_bits, bfloat16, in the tile's shape. tile: the tile of these
         coefficients.
@@ -106,14 +106,14 @@ class IntegerIDCT:
         return torch.sign(found, out=found)
 
     def values(self, stage: Tensor, tile: Group) -> Tensor:
-        """Values of the inverse DCT, with 8 significant bits: float32 [row_blocks, height, columns], valid until the next call.
+        """Return the inverse DCT with 8 significant bits: float32 [row_blocks, height, columns], valid until the next call.
 
         Arguments as of `signs`. A coefficient of 2**operand_bits counts as 1. All tiles of a parameter have the same unit, a
-        power of two times that of an orthonormal transform of their size. Multiplying by a power of two is exact, so these are
-        the same bits everywhere, too.
+        power of two times that of an orthonormal transform of their size. Multiplying by a power of two is exact, so these values
+        also have the same bits everywhere.
         """
         stage, exponents = self._sums(stage, tile)
-        rounded = stage.to(torch.bfloat16)  # as products in bfloat16 already are
+        rounded = stage.to(torch.bfloat16)  # products in bfloat16 are already rounded
         found = self._workspace.lend(2, tile.shape).copy_(rounded)
         unit = min(operand_bits(tile.width), operand_bits(tile.height)) + 7 * ((tile.width > 1) + (tile.height > 1))
         if exponents is None:
@@ -124,7 +124,7 @@ class IntegerIDCT:
         return found
 
     def _sums(self, stage: Tensor, tile: Group) -> tuple[Tensor, Tensor | None]:
-        """Sums of the inverse DCT in the tile's shape, and the exponent of each block's scale; None: 0 for all."""
+        """Return the sums of the inverse DCT in the tile's shape, and the exponent of each block's scale; None: 0 for all."""
         exponents = None
         if tile.width > 1:
             operand, sums = self._operand(stage), self._workspace.lend(1, tile.shape, dtype=self._products)
@@ -139,14 +139,14 @@ class IntegerIDCT:
         return stage, exponents
 
     def _operand(self, stage: Tensor) -> Tensor:
-        """Integers in the dtype of the products: unchanged, or copied into buffer 0."""
+        """Return integers in the dtype of the products: unchanged, or copied into buffer 0."""
         if self._products == torch.bfloat16:
             return stage
 
         return self._workspace.lend(0, stage.shape).copy_(stage)
 
     def _rounded(self, sums: Tensor) -> Tensor:
-        """Sums rounded to bfloat16: in place, or in buffer 0."""
+        """Return the sums rounded to bfloat16: in place, or in buffer 0."""
         if self._products == torch.bfloat16:
             return sums
 

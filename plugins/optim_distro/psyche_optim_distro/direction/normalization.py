@@ -31,7 +31,7 @@ _ROOT_BITS = 8
 
 
 def normalize_values(selection: Selection) -> NDArray[np.int32]:
-    """The normalised values of one payload in units of 1 / UNIT, int32 [n].
+    """Return the normalised values of one payload in units of 1 / UNIT, int32 [n].
 
     In each chunk the root mean square is UNIT to within a 16,000th part, apart from the rounding of each value.
     """
@@ -51,7 +51,7 @@ def normalize_values(selection: Selection) -> NDArray[np.int32]:
 
 
 def _integer_root(squares: IntArray) -> IntArray:
-    """floor(sqrt(squares)) for 0 <= squares < 2**62, independent of how a platform rounds its square root."""
+    """Return floor(sqrt(squares)) for 0 <= squares < 2**62, independent of how a platform rounds its square root."""
     roots = np.sqrt(squares.astype(np.float64)).astype(np.int64)
     roots -= roots * roots > squares
     roots += (roots + 1) * (roots + 1) <= squares

@@ -10,12 +10,12 @@ no reduction, so all devices and numbers of threads give the same bits. 1 - 0.95
 that is always 1, since platforms round powers differently. A mean square below 2^-64 becomes zero, so that it never gets so small
 that a processor that flushes subnormal numbers would differ.
 
-torch's float32 square root is not always the rounded one: on CPUs it calls a vector library that may miss by one unit in the last
-place. So it is taken in float64 and rounded. That gives the correctly rounded root even if the float64 root misses by up to four
-units in its last place. Proof, for x in [1, 4), a multiple of 2^-23: a midpoint m of two float32 numbers in [1, 2) is an odd
-multiple of 2^-24, so m² is an odd multiple of 2^-48 and not x; hence |sqrt(x) - m| = |x - m²| / (sqrt(x) + m) > 2^-48 / 4, which
-is four units of float64 in [1, 2). So no midpoint lies between the root and what float64 has for it. Other x differ by powers of
-four.
+torch's float32 square root is not always the correctly rounded one: on CPUs it calls a vector library that may be wrong by one
+unit in the last place. So the root is computed in float64 and rounded. That gives the correctly rounded root even if the float64
+root is wrong by up to four units in its last place. Proof, for x in [1, 4), a multiple of 2^-23: a midpoint m of two float32
+numbers in [1, 2) is an odd multiple of 2^-24, so m² is an odd multiple of 2^-48 and not x; hence |sqrt(x) - m| = |x - m²| /
+(sqrt(x) + m) > 2^-48 / 4, which is four units of float64 in [1, 2). So no midpoint lies between the root and its float64 value.
+Other x differ by powers of four.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class RMSprop:
         self._correction.mul_(_KEPT).add_(_ADDED)
 
     def direction(self, update: Tensor, tile: Group) -> Tensor:
-        """`divide` of one tile's update."""
+        """Return `divide` of one tile's update."""
         return self.divide(update, start=tile.start)
 
     def divide(self, update: Tensor, *, start: int) -> Tensor:
-        """Add a part of the update to the mean squares, and divide it in place; returns it.
+        """Add a part of the update to the mean squares, divide it in place, and return it.
 
         update: float32 [n], the elements from `start` on of a flat buffer.
         """

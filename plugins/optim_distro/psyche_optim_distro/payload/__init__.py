@@ -1,1 +1,3 @@
-"""What is sent: which coefficients (`top_k`), their bytes (`codec`, `bit_packing`), and decoded payloads (`vote_cache`)."""
+"""The payload that is sent: selects coefficients (`top_k`), encodes them (`codec`, `bit_packing`), caches decodings
+(`vote_cache`).
+"""

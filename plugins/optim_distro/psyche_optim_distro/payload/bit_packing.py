@@ -16,7 +16,7 @@ from psyche_optim_distro.chunks.layout import IntArray
 
 
 def packed_bytes(count: int, width: int) -> int:
-    """Size in bytes of `count` integers of `width` bits."""
+    """Return the size in bytes of `count` integers of `width` bits."""
     return (count * width + 7) // 8
 
 
@@ -31,7 +31,7 @@ def pack_integers(values: IntArray, width: int) -> bytes:
 
 
 def unpack_integers(data: bytes, count: int, width: int) -> NDArray[np.integer[Any]]:
-    """Inverse of `pack_integers`: [count]. `data` must have `packed_bytes(count, width)` bytes.
+    """Return the integers [count] that `pack_integers` packed. `data` must have `packed_bytes(count, width)` bytes.
 
     Raises PayloadRejected if padding is not zero.
     """
@@ -68,7 +68,7 @@ def unpack_flags(data: bytes, count: int) -> NDArray[np.uint8]:
 
 
 def padding_is_zero(data: bytes, bits: int) -> bool:
-    """Whether the unused bits of the last byte are zero. bits: number of bits in use."""
+    """Return whether the unused bits of the last byte are zero. bits: number of bits in use."""
     return not (bits % 8 and data[-1] >> bits % 8)
 
 
@@ -85,19 +85,19 @@ _REPEAT = 4096
 
 @lru_cache(maxsize=64)
 def _pattern(width: int, word: np.dtype[np.unsignedinteger[Any]]) -> tuple[IntArray, NDArray[np.unsignedinteger[Any]]]:
-    """For the first _REPEAT values of this width: byte position, and number of bits before the value in that byte."""
+    """Return, for the first _REPEAT values of this width: byte position, and number of bits before the value in that byte."""
     starts = np.arange(_REPEAT) * width
     return starts >> 3, (starts & 7).astype(word)
 
 
 def _windows(data: bytes, count: int, word: np.dtype[np.unsignedinteger[Any]]) -> NDArray[np.unsignedinteger[Any]]:
-    """The words that begin at each of the first `count` bytes, with zeros after the end."""
+    """Return the words that begin at each of the first `count` bytes, with zeros after the end."""
     padded = data + bytes(count - len(data) + word.itemsize)
     return np.ascontiguousarray(np.ndarray(count, word, padded, strides=(1,)))
 
 
 def _word(width: int) -> np.dtype[np.unsignedinteger[Any]]:
-    """The smallest little-endian unsigned integer type with at least `width` bits."""
+    """Return the smallest little-endian unsigned integer type with at least `width` bits."""
     return np.dtype(next(f"<u{size}" for size in (1, 2, 4, 8) if width <= 8 * size))
 
 
@@ -113,7 +113,7 @@ def pack_unary(values: IntArray) -> bytes:
 
 
 def unary_ends(data: bytes, count: int) -> IntArray:
-    """End position in bits of each code that `pack_unary` wrote, int64 [count]: values 0 to i add up to ends[i] - i.
+    """Return the end position in bits of each code of `pack_unary`, int64 [count]: values 0 to i add up to ends[i] - i.
 
     Raises PayloadRejected unless there are exactly `count` codes and no unused byte.
     """

@@ -43,10 +43,10 @@ from psyche_optim_distro.value_format import ValueFormat
 MAGIC = b"DsTO"
 VERSION = 2
 MAX_VALUE = 65536.0
-"""Largest magnitude of a value: far above any honest coefficient, far below what could overflow a sum."""
+"""Largest magnitude of a value: far above any honest coefficient, and far below what could overflow a sum."""
 
 MIN_VALUE = 2.0**-126
-"""Smallest magnitude of a value. A smaller one is sent as this, so that no value is rounded to zero."""
+"""Smallest magnitude of a value. A smaller value is replaced by this, so that no value is rounded to zero."""
 
 
 _VALUE_BITS = {ValueFormat.SIGNS: 1, ValueFormat.FLOAT32: 32, ValueFormat.BFLOAT16: 16}
@@ -71,7 +71,7 @@ def encode(layout: Layout, selection: Selection, *, values: ValueFormat) -> byte
 
 
 def as_sent(exact: NDArray[np.float32], values: ValueFormat) -> NDArray[np.float32]:
-    """The values that peers decode for finite coefficients [n]: signs, or bounded values rounded to the format (half to even)."""
+    """Return the values that peers decode for finite coefficients [n]: signs, or values limited and rounded (half to even)."""
     if values is ValueFormat.SIGNS:
         return np.where(np.signbit(exact), np.float32(-1), np.float32(1))
 
@@ -156,7 +156,7 @@ def _rices(size: int) -> range:
 def _encode_class(
     entry: ChunkClass, rows: IntArray, indices: IntArray, coefficients: NDArray[np.float32], values: ValueFormat
 ) -> list[bytes]:
-    """The fields of one class. rows: place of each coefficient's chunk in the class, ascending; indices: ascending in a row."""
+    """Return the fields of a class. rows: place of each coefficient's chunk in the class; indices: both ascending, per row."""
     counts = np.bincount(rows, minlength=entry.chunks.size)
     gaps = np.diff(indices, prepend=-1) - 1
     first = np.diff(rows, prepend=-1) != 0
@@ -174,7 +174,7 @@ def _encode_class(
 
 
 def _encode_counts(entry: ChunkClass, counts: IntArray) -> tuple[int, bytes]:
-    """The form and the bytes of the field `counts`."""
+    """Return the form and the bytes of the field `counts`."""
     short = np.flatnonzero(counts != entry.topk)
     if short.size == 0:
         return _FULL, b""

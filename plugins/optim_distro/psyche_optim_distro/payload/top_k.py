@@ -59,14 +59,14 @@ class CoefficientTables:
         self.values: list[Tensor] = [torch.zeros(shape, device=device) for shape in shapes]
 
     def of(self, tile: Group) -> tuple[Tensor, Tensor]:
-        """Indices and values of a tile's chunks: views [chunk_count, topk]."""
+        """Return indices and values of a tile's chunks: views [chunk_count, topk]."""
         number = int(self._layout.chunk_class[tile.first_chunk])
         first = int(self._layout.chunk_rank[tile.first_chunk])
         own = slice(first, first + tile.chunk_count)
         return self.indices[number][own], self.values[number][own]
 
     def drop_noise(self) -> None:
-        """Set values at noise level to zero. Values that are not finite stay, so that later checks see them."""
+        """Set values at noise level to zero. Values that are not finite stay, so that later checks find them."""
         for values, share in zip(self.values, self._noise, strict=True):
             sizes = values.abs()
             if values.numel():
@@ -74,7 +74,7 @@ class CoefficientTables:
                 values[noise & sizes.isfinite()] = 0.0
 
     def selection(self) -> Selection:
-        """The entries that are sent, on the CPU."""
+        """Return the entries that are sent, on the CPU."""
         return concatenate([self._flat(number) for number in range(len(self.indices))])
 
     def replace_values(self, values: NDArray[np.float32]) -> None:
@@ -93,7 +93,7 @@ class CoefficientTables:
                 table.mul_(factor)
 
     def norm(self) -> float:
-        """L2 norm of all values."""
+        """Return the L2 norm of all values."""
         return math.hypot(*(float(torch.linalg.vector_norm(table)) for table in self.values))
 
     def _flat(self, number: int) -> Selection:
@@ -105,11 +105,11 @@ class CoefficientTables:
 
 
 class TopKSelector:
-    """Selects the `topk` coefficients of largest magnitude of each block of a group, which it gets tile by tile.
+    """Selects the `topk` coefficients of largest magnitude of each block of a group, which is passed to it tile by tile.
 
     A run is a part of a block's column. The largest k coefficients lie in the k runs with the largest maxima. So only these runs
-    are stored for each tile, and the final selection among them is made once, for all tiles. NaN counts as largest, so a chunk
-    that is not finite shows in the values. Which of several equal magnitudes is selected is not specified.
+    are stored for each tile, and the final selection among them is made once, for all tiles. NaN counts as largest, so that a
+    chunk that is not finite is visible in the values. Which of several equal magnitudes is selected is not specified.
     """
 
     def __init__(self, group: Group, device: torch.device, *, dtype: torch.dtype = torch.float32) -> None:
@@ -138,13 +138,13 @@ class TopKSelector:
         self._candidates[first : first + count].view(-1).copy_(coefficients.view(-1).index_select(0, places))
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """Indices int64, ascending in each chunk, and values float32, both [chunks, topk]. Call it after the last tile."""
+        """Return indices int64, ascending in each chunk, and values float32, both [chunks, topk]. Call it after the last tile."""
         parts = zip(torch.split(self._candidates, _CHUNKS_AT_ONCE), torch.split(self._runs, _CHUNKS_AT_ONCE), strict=True)
         indices, values = zip(*(self._best(candidates, runs) for candidates, runs in parts), strict=True)
         return torch.cat(indices), torch.cat(values)
 
     def _best(self, candidates: Tensor, runs: Tensor) -> tuple[Tensor, Tensor]:
-        """`result` of some chunks. candidates: [chunks, topk * run]; runs: [chunks, topk]."""
+        """Return the `result` of some chunks. candidates: [chunks, topk * run]; runs: [chunks, topk]."""
         run, width = self._run, self._group.width
         place = top_k_positions(ordered_magnitudes(candidates), topk=self._group.topk)
         chosen = runs.gather(1, place // run)
@@ -153,7 +153,7 @@ class TopKSelector:
 
 
 def ordered_magnitudes(values: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Numbers in the same order as the magnitudes of float32 or bfloat16 values; NaN is largest.
+    """Return numbers in the same order as the magnitudes of float32 or bfloat16 values; NaN is largest.
 
     On a CPU these are the bits of the values without the sign, as integers of the same width; elsewhere the magnitudes. out: a
     tensor like `values` whose memory is used.
@@ -166,7 +166,7 @@ def ordered_magnitudes(values: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def top_k_positions(ordered: Tensor, *, topk: int) -> Tensor:
-    """Positions of the `topk` largest of each row of `ordered_magnitudes` [rows, n]: int64 [rows, topk], in any order.
+    """Return positions of the `topk` largest of each row of `ordered_magnitudes` [rows, n]: int64 [rows, topk], in any order.
 
     On a CPU each position is packed into the lowest bits of its magnitude, and these integers are partitioned. This takes a fifth
     of the time of torch's topk, but magnitudes that differ by less than a 2,000th part may change places.
@@ -186,7 +186,7 @@ def top_k_positions(ordered: Tensor, *, topk: int) -> Tensor:
 
 
 def _run_length(group: Group) -> int:
-    """Elements of a run, a divisor of the height. A block then has about twice as many runs as candidates, which lie apart."""
+    """Return the length of a run, a divisor of the height. A block then has about twice as many runs as candidate elements."""
     size = group.height * group.width
     ideal = math.sqrt(size / (2 * group.topk))
     divisors = [length for length in range(1, group.height + 1) if group.height % length == 0]

@@ -1,7 +1,7 @@
 """The sharding engine `deepspeed`: DeepSpeed's AutoTP over the tensor group. Ranks of a data group hold the same weights.
 
 - Only AutoTP's sharding of linear layers is used. Gradients come from `.grad` after torch's own backward pass, since DeepSpeed's
-  adds nothing without its optimizers. Sums over data groups are made here. No optimizer step of DeepSpeed is taken.
+  backward pass adds nothing without its optimizers. Sums over data groups are computed here. DeepSpeed takes no optimizer step.
 - The placement of a parameter is read from the attribute that AutoTP sets on it (`DS_AUTOTP_UC_META`).
 - Process groups that DeepSpeed keeps in globals are released before each model, since a client may build its model again.
 - DeepSpeed's extension for CPU collectives is disabled. Compiling it takes a minute, and the compiler may be missing.
@@ -65,11 +65,11 @@ class DeepSpeedEngine(ShardingEngine):
         return MappingProxyType(self._placements)
 
     def weight(self, name: str) -> torch.Tensor:
-        """This rank's shard of a weight."""
+        """Return this rank's shard of a weight."""
         return self._parameters[name].data
 
     def local_grad(self, name: str) -> torch.Tensor | None:
-        """This rank's shard of a gradient; None if there is none."""
+        """Return this rank's shard of a gradient; None if there is none."""
         return self._parameters[name].grad
 
     def drop_gradients(self) -> None:
@@ -87,7 +87,7 @@ class DeepSpeedEngine(ShardingEngine):
             self._group.add_up(parameter.grad, over="data")
 
     def close(self) -> None:
-        """Release DeepSpeed. Torch's process group stays with its owner."""
+        """Release DeepSpeed. Torch's process group stays open, because its owner closes it."""
         engine, self._engine = self._engine, None
         if engine is not None:
             with _quiet():
@@ -115,7 +115,7 @@ def _check(context: ShardingContext) -> None:
 
 
 def _divide(context: ShardingContext) -> Any:
-    """DeepSpeed's engine around the sharded module."""
+    """Return DeepSpeed's engine around the sharded module."""
     try:
         with warnings.catch_warnings():
             # DeepSpeed and its dependencies warn of deprecations at import; we cannot fix them
@@ -137,7 +137,7 @@ def _divide(context: ShardingContext) -> Any:
     }
     try:
         with _local_rank(context), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of settings that it makes itself
+            warnings.simplefilter("ignore")  # DeepSpeed warns of settings that it makes itself
             # DeepSpeed keeps groups for the life of the process; those of an earlier model would be used here
             deepspeed.utils.groups._release_process_group_references(group=None)
             deepspeed.init_distributed(dist_backend=dist.get_backend(), dist_init_required=False, auto_mpi_discovery=False)

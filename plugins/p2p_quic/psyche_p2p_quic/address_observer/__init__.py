@@ -1,4 +1,4 @@
-"""The address observer beside a relay: it tells a caller from which address the caller's packets arrive.
+"""The address observer of a relay: it sends a caller the address from which the caller's packets arrive.
 
-`protocol` is what is said, for both sides (pure); `server` is the observer. The caller's side is in `endpoint`.
+`protocol` defines the messages for both sides (pure); `server` is the observer. The caller's side is in `endpoint`.
 """

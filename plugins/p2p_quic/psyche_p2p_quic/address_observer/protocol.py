@@ -1,7 +1,7 @@
-"""What an address observer says, without I/O.
+"""The protocol of an address observer, without I/O.
 
-An observer is an iroh endpoint beside a relay. It tells each caller from which address the caller's packets arrive, which an
-endpoint behind a router cannot know itself. Everything that a caller needs:
+An observer is an iroh endpoint next to a relay. It tells each caller from which address the caller's packets arrive, which an
+endpoint behind a router cannot know itself. The protocol:
 
 1. `GET <relay URL>/observer` (`PATH`) answers with an `ObserverLocation` as JSON: the observer's public key, and its UDP port on
    the relay's host. 404 means that this relay has no observer.
@@ -11,7 +11,7 @@ endpoint behind a router cannot know itself. Everything that a caller needs:
 4. The caller keeps the connection open: its heartbeats keep the router's mapping. A new call by the same key closes the older
    connection. A caller calls again every `REFRESH_SECONDS`, because a connection does not show a mapping that changed.
 
-An observer is believed about the caller's own address and nothing else: a wrong answer costs direct connections, not more.
+The observer's answer is used only as the caller's own address: a wrong answer costs direct connections, and nothing more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_LOCATION_BYTES = 512
 REFRESH_SECONDS = 60.0
 
 CLOSE_NOT_ALLOWED = 1
-"""This key may not use the observer: it is no member, or not connected to the relay."""
+"""This key may not use the observer: it is not a member, or not connected to the relay."""
 
 CLOSE_BUSY = 2
 """Too many callers, in total or from this address; call again later."""
@@ -40,7 +40,7 @@ CLOSE_REPLACED = 3
 """The same key called again."""
 
 CLOSE_STOPPING = 4
-"""The observer ends."""
+"""The observer stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Observation:
     port: int
 
     def encode(self) -> bytes:
-        """Canonical CBOR `[version, ip, port]`. Raises WireError for an address that is not one host's."""
+        """Return canonical CBOR `[version, ip, port]`. Raises WireError for an address that is not a single host's."""
         return codec.encode([VERSION, str(_host(self.ip)), _port(self.port)])
 
     @classmethod
@@ -69,7 +69,7 @@ class Observation:
 
     @classmethod
     def from_text(cls, text: str) -> Observation:
-        """From `ip:port` or `[ip]:port`, as iroh writes addresses. Raises WireError."""
+        """Read `ip:port` or `[ip]:port`, as iroh writes addresses. Raises WireError."""
         host, _, port = text.rpartition(":")
         if not (port.isascii() and port.isdecimal()):
             message = f"expected ip:port, got {text[:100]!r}"
@@ -84,13 +84,13 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class ObserverLocation:
-    """Where a relay's observer is. key: its Ed25519 public key, 32 bytes. port: its UDP port, at the relay's host."""
+    """The location of a relay's observer. key: its Ed25519 public key, 32 bytes. port: its UDP port, at the relay's host."""
 
     key: bytes
     port: int
 
     def encode(self) -> bytes:
-        """The JSON that the relay answers with."""
+        """Return the JSON with which the relay answers."""
         return json.dumps({"version": VERSION, "key": self.key.hex(), "port": self.port}).encode()
 
     @classmethod

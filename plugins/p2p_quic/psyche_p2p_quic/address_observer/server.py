@@ -1,8 +1,8 @@
-"""The address observer: an iroh endpoint that tells each caller the address that the caller's packets come from.
+"""The address observer: an iroh endpoint that sends each caller the address from which the caller's packets arrive.
 
-See `protocol` for what is said, and why. iroh proves the caller's key, so no certificate is needed. Callers prove their
+See `protocol` for the messages and the reasons. iroh proves the caller's key, so no certificate is needed. Callers prove their
 address, too (QUIC retry), so that nobody can make the observer send to a third party. A caller may only listen: one that opens a
-stream or sends a datagram is closed, because the library would keep what nobody reads.
+stream or sends a datagram is disconnected, because the library would keep data that is never read.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ _CLOSE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverLimits:
-    """callers: connections at once that have proved their key. handshakes: those that have not; one more, and the oldest from
-    wherever most of them come is closed. callers_per_address: of both, of one IPv4 address or IPv6 /56. handshake_seconds: until
-    the key is proved and the observation is sent.
+    """Limits of an observer.
+
+    callers: connections at once that have proved their key. handshakes: connections that have not; one more closes the oldest
+    from the network with the most. callers_per_address: of both, of one IPv4 address or IPv6 /56. handshake_seconds: until the
+    key is proved and the observation is sent.
     """
 
     callers: int = 1024
@@ -59,8 +61,8 @@ class _Call:
 class Observer:
     """An observer that listens. An async context manager: entering it binds, leaving it closes all connections.
 
-    key: its own; its public half names it. hosts, port: to bind, at most one address of each family; port 0 picks a free one.
-    may_call: whether the owner of a proved key may use it now. Raises UserError if it cannot bind.
+    key: the observer's own; callers know its public half. hosts, port: to bind, at most one address of each family; port 0 picks
+    a free one. may_call: returns whether the owner of a proved key may use it now. Raises UserError if it cannot bind.
     """
 
     def __init__(
@@ -92,12 +94,12 @@ class Observer:
 
     @property
     def location(self) -> ObserverLocation:
-        """Where callers find it."""
+        """The location for callers."""
         return ObserverLocation(self._key.public, self.port)
 
     @property
     def caller_count(self) -> int:
-        """Callers that are connected."""
+        """Number of connected callers."""
         return len(self._callers)
 
     async def __aenter__(self) -> Self:
@@ -129,7 +131,7 @@ class Observer:
         await asyncio.gather(*self._tasks, *([self._loop] if self._loop else []), return_exceptions=True)
 
     def reconsider(self) -> None:
-        """What `may_call` answers has changed: close callers that it refuses now."""
+        """Close callers that `may_call` refuses now. Call it when its answers have changed."""
         for key, connection in list(self._callers.items()):
             if not self._may_call(key):
                 connection.close(CLOSE_NOT_ALLOWED, b"not allowed")
@@ -157,7 +159,7 @@ class Observer:
             call.task.add_done_callback(self._tasks.discard)
 
     def _enter(self, seen: Observation) -> _Call | None:
-        """Count a call; None if there is no place for it. Another call that has proved nothing may have to go."""
+        """Count a call; return None if there is no place for it. Another call that has proved nothing may be closed for it."""
         call = _Call()
         admitted, crowded = self._admission.enter(call, seen.ip, asyncio.get_running_loop().time())
         if crowded is not None and crowded.task is not None:
@@ -222,7 +224,7 @@ def _seen(address: Any) -> Observation | None:
 
 
 def _sockets(hosts: Sequence[str], port: int) -> list[str]:
-    """What to bind: the given hosts, and loopback of a family that is missing, since the library always binds both."""
+    """Return what to bind: the given hosts, and loopback of a missing family, because the library always binds both."""
     found: dict[int, str] = {}
     for host in hosts:
         try:

@@ -1,5 +1,5 @@
-"""Where peers and relays are found: values and rules, without I/O but for the list of this machine's interfaces.
+"""Addresses of peers and relays: values and rules, without I/O except for listing this machine's interfaces.
 
-`peer_address` is the record that a peer publishes, `relay_urls` says how relays are named and which are used, `interfaces` which
-addresses to bind. Which published addresses are dialled is decided in `connections`.
+`peer_address` is the record that a peer publishes, `relay_urls` defines how relays are named and which are used, and `interfaces`
+which addresses to bind. `connections` decides which published addresses are dialled.
 """

@@ -1,7 +1,7 @@
 """Which IP addresses to bind: those of a network interface given by name, or a given address.
 
-An interface has addresses of both IP families, and peers may have one family only, so both are bound: the first IPv4 address,
-and the first IPv6 address that is good beyond the link. Link-local IPv6 addresses need a zone and are of no use to peers.
+An interface has addresses of both IP families, and peers may have only one family, so both are bound: the first IPv4 address, and
+the first IPv6 address that is valid beyond the link. Link-local IPv6 addresses need a zone, so peers cannot use them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psyche_core.text_safety import printable
 
 
 def addresses_of(interface: str, *, whole: bool = False) -> tuple[str, ...]:
-    """The addresses to bind for `eth0` or `192.0.2.7`: one, or one of each family.
+    """Return the addresses to bind for `eth0` or `192.0.2.7`: one, or one of each family.
 
     whole: an address stands for its interface, so the address of the other family is bound too. Raises TransportError.
     """
@@ -38,7 +38,7 @@ def addresses_of(interface: str, *, whole: bool = False) -> tuple[str, ...]:
 
 
 def followed(interface: str, *, whole: bool) -> str | None:
-    """The interface whose addresses are bound also when they change; None where an address was chosen, and for loopback."""
+    """Return the interface to follow when its addresses change; None if an address was chosen, and for loopback."""
     try:
         given = str(ipaddress.ip_address(interface))
     except ValueError:
@@ -49,7 +49,7 @@ def followed(interface: str, *, whole: bool) -> str | None:
 
 
 def addresses_there(name: str) -> tuple[str, ...]:
-    """All addresses of an interface now; none while it is down or gone."""
+    """Return all present addresses of an interface; none while it is down or missing."""
     return tuple(_interfaces().get(name, ()))
 
 
@@ -72,7 +72,7 @@ def _of_name(name: str) -> tuple[str, ...]:
 
 
 def _chosen(texts: list[str]) -> tuple[str, ...]:
-    """The first address of each family."""
+    """Return the first address of each family."""
     first: dict[int, str] = {}
     for text in texts:
         first.setdefault(ipaddress.ip_address(text).version, text)
@@ -80,7 +80,7 @@ def _chosen(texts: list[str]) -> tuple[str, ...]:
 
 
 def _interfaces() -> dict[str, list[str]]:
-    """The IP addresses of each interface that is up, without those that are good on one link only."""
+    """Return the IP addresses of each interface that is up, without those that are valid on one link only."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     found: dict[str, list[str]] = {}
     for name, addresses in psutil.net_if_addrs().items():

@@ -1,12 +1,12 @@
 """A peer's published address: canonical CBOR [version, [[ip, port], …], relay URL or null, instance].
 
-Addresses come from strangers through the coordinator, so decoding checks every number, type and range before anything is
-dialled. Multicast and unspecified addresses are refused, and so are host names: nobody may make us resolve a name of their
-choice. Which of these addresses may be dialled is decided in `connections.dial_ranges`; a relay is used only if it is one of our
-run's, see `relay_urls`.
+Addresses come from untrusted peers through the coordinator, so decoding checks every number, type and range before anything is
+dialled. Multicast and unspecified addresses are refused, and so are host names: no peer may make us resolve a name of its choice.
+`connections.dial_ranges` decides which of these addresses may be dialled; a relay is used only if it is one of our run's, see
+`relay_urls`.
 
-Version 2 added the relay and the instance: a member publishes a new record whenever its address changes, and the instance tells
-a new address from a new life of the member. Version 1, `[1, sockets, null]`, is still read.
+Version 2 added the relay and the instance. A member publishes a new record whenever its address changes; the instance shows
+whether the member has restarted or has only a new address. Version 1, `[1, sockets, null]`, is still read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ MAX_SOCKETS = 16
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """sockets: (ip, port) pairs, IPv4 or IPv6 without zone. relay: URL of the relay the peer listens at, None without one.
+    """A peer's address. sockets: (ip, port) pairs, IPv4 or IPv6 without zone. relay: URL of the relay that the peer uses, or
+    None.
 
     instance: random bytes of the peer's endpoint, also in its hello; b"" in a record of version 1.
     """
@@ -36,7 +37,7 @@ class PeerAddress:
     instance: bytes = b""
 
     def encode(self) -> bytes:
-        """The bytes that the coordinator stores. Raises WireError when a field is invalid."""
+        """Return the bytes that the coordinator stores. Raises WireError when a field is invalid."""
         sockets = [[ip, port] for ip, port in self.sockets]
         data = codec.encode([VERSION, sockets, self.relay, self.instance] if self.instance else [1, sockets, self.relay])
         PeerAddress.decode(data)
@@ -63,7 +64,7 @@ class PeerAddress:
                 raise WireError(message)
 
     def dialable(self) -> list[str]:
-        """`ip:port` and `[ip]:port` strings."""
+        """Return `ip:port` and `[ip]:port` strings."""
         return [f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip, port in self.sockets]
 
 

@@ -1,8 +1,8 @@
 """Which relays an endpoint uses: what the member chose, else what the run names. Pure.
 
-A relay is named by an `http` or `https` URL with a host, and nothing after it: clients replace any path. Two spellings of one
-relay are made equal by `canonical_relay`, because addresses of peers are compared with our own list: a relay that is not on it
-is never contacted, whatever a peer publishes.
+A relay is named by an `http` or `https` URL with a host, and nothing after it: clients replace any path. `canonical_relay` makes
+two spellings of one relay equal, because peers' relays are compared with our own list: a relay that is not on it is never
+contacted, whatever a peer publishes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def canonical_relay(url: str) -> str:
-    """The one spelling of a relay's URL: `scheme://host[:port]`, without a default port. Raises ValueError with a sentence."""
+    """Return the one spelling of a relay's URL: `scheme://host[:port]`, without a default port. Raises ValueError with a
+    sentence.
+    """
     wanted = "expected http://HOST[:PORT] or https://HOST[:PORT]"
     try:
         parts = urlsplit(url.strip())
@@ -58,7 +60,7 @@ def canonical_relay(url: str) -> str:
 
 
 def canonical_relays(urls: Iterable[str]) -> tuple[str, ...]:
-    """The same for several, each once, at most MAX_RELAYS. Raises ValueError."""
+    """Return the canonical spelling of several URLs, each once, at most MAX_RELAYS. Raises ValueError."""
     found = tuple(dict.fromkeys(canonical_relay(url) for url in urls))
     if len(found) > MAX_RELAYS:
         message = f"got {len(found)} relays, expected at most {MAX_RELAYS}"
@@ -75,7 +77,7 @@ class RelayChoice:
 
     @classmethod
     def parse(cls, text: str | None) -> RelayChoice:
-        """From `disabled`, `n0` or URLs separated by commas; None or `run` takes the run's. Raises ValueError."""
+        """Read `disabled`, `n0` or URLs separated by commas; None or `run` takes the run's. Raises ValueError."""
         match text:
             case None | "run":
                 return cls(None)
@@ -92,7 +94,7 @@ class RelayChoice:
         return cls(canonical_relays(urls))
 
     def of(self, run: Iterable[str]) -> tuple[str, ...]:
-        """The relays to use in a run that names these. A relay that the run names in a wrong way is left out."""
+        """Return the relays to use in a run that names these. A malformed relay of the run is left out."""
         if self.urls is not None:
             return self.urls
 

@@ -1,5 +1,5 @@
-"""Blobs: serving them from the store or from offers, and fetching them from several members.
+"""Blobs: serves them from the store or from offers, and fetches them from several members.
 
-`exchange` does both over the sessions of the mesh. `hedging` decides which sources are asked at the same time, `frames` are the
-request and the answer (both pure).
+`exchange` does both over the sessions of the mesh. `hedging` decides which sources are asked at the same time, and `frames`
+defines request and answer (both pure).
 """

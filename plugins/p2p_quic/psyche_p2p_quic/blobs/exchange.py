@@ -4,10 +4,10 @@ Each request has its own stream. `frames` defines request and answer; the body f
 body. When a source is slow, another one is asked at the same time (`hedging`), and the first correct answer wins. When no source
 is left that has the blob, members that did not have it are asked again, because they may have got it since.
 
-Every body is compared with its hash before anybody gets it, in a worker thread when it is large. A wrong body counts against
-its sender, who is asked last from then on. An offered blob is read when it is asked for, compared with its hash and only then
-announced, so it is in memory only while it is sent. Only what is in the store or offered is served. How many offered blobs are
-read at the same time is limited here, for each peer and for all; bytes a second are not limited.
+Every body is compared with its hash before it is used, in a worker thread when it is large. A wrong body counts against its
+sender, who is asked last from then on. An offered blob is read when it is requested, compared with its hash and only then
+announced, so it is in memory only while it is sent. Only blobs in the store and offered blobs are served. How many
+offered blobs are read at the same time is limited here, for each peer and for all; bytes a second are not limited.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from psyche_p2p_quic.settings import QuicSettings
 
 READ_BYTES = 512 * 1024
 READ_SECONDS = 0.1
-"""A body is read in parts that take about this long, at most READ_BYTES each. Every part costs a call into the library, and
+"""A body is read in parts that take about this long, of at most READ_BYTES each. Every part costs a call into the library, and
 progress is noticed only between parts."""
 
 FIRST_BYTES = 64 * 1024
 """Bytes of a body that are sent together with the head."""
 
 FAST_PARTS = 2
-"""So many parts in a row must be fast before the next one is larger: data that was already buffered comes at once and says
+"""This many parts in a row must be fast before the next one is larger. Data that was already buffered arrives at once and shows
 little about the speed of the connection."""
 
 _RESERVE_AFTER_FRACTION = 1 / 8
 """Memory for the whole body is reserved once this fraction of it has come. A head alone can claim any length."""
 
 SLOWEST_LINE = 16 * 1024
-"""Bytes a second that the slowest accepted receiver takes of what was given to the library; home connections are faster."""
+"""Bytes a second that the slowest accepted receiver takes from the library; home connections are faster."""
 
 _WORTH_WAITING_BYTES = 32 * 1024
 _MOST = 2**64 - 1
@@ -74,7 +74,7 @@ class _Parts:
 
 @dataclass(slots=True)
 class _Transfer:
-    """A fetch that all callers for the same blob share. waiters: how many still wait."""
+    """A fetch that all callers for the same blob share. waiters: number of callers that still wait."""
 
     plan: FetchPlan
     max_bytes: int
@@ -98,7 +98,7 @@ class BlobExchange:
     # ----------------------------------------------------------------------------------------------------- serving
 
     async def serve(self, asker: Session, stream: Stream) -> int:
-        """Answer one stream; returns the bytes sent. Raises WireError for a malformed request, LinkLost for a lost stream."""
+        """Answer one stream; return the bytes sent. Raises WireError for a malformed request, LinkLost for a lost stream."""
         answered = False
         try:
             with anyio.fail_after(self._settings.stall_seconds):
@@ -129,14 +129,14 @@ class BlobExchange:
             return await self._send(stream, await self._read(offer), most=request.max_bytes)
 
     async def _read(self, offer: Offer) -> bytes | memoryview | None:
-        """An offered blob. None when it is no longer valid; the offer is then withdrawn."""
+        """Return an offered blob; None when it is no longer valid, and then withdraw the offer."""
         blob = await anyio.to_thread.run_sync(offer.checked, limiter=self._readers)
         if blob is None:
             self._offers.withdraw(offer)
         return blob
 
     async def _send(self, stream: Stream, blob: bytes | memoryview | None, *, most: int = 0, claimed: int = 0) -> int:
-        """Head and body of an answer; the head alone when there is no blob or it is longer than `most`."""
+        """Send head and body of an answer; only the head when there is no blob or it is longer than `most`."""
         head = BlobHead(blob is not None, claimed or len(blob or b""))
         body = blob if blob is not None and len(blob) <= most else b""
         chunk = self._settings.chunk_bytes
@@ -146,7 +146,7 @@ class BlobExchange:
                 patience.deadline = self._now() + self._settings.stall_seconds + chunk / SLOWEST_LINE
                 await stream.write(body[at : at + chunk])
 
-            # The library took all of it at once, but has not sent it yet.
+            # The library accepted all of it at once, but has not sent it yet.
             patience.deadline = self._now() + self._settings.stall_seconds + len(body) / SLOWEST_LINE
             await stream.finish()
             await stream.delivered()
@@ -156,7 +156,7 @@ class BlobExchange:
     # ---------------------------------------------------------------------------------------------------- fetching
 
     async def own(self, blob_hash: bytes) -> bytes | None:
-        """A blob that we hold or offer ourselves."""
+        """Return a blob that we have or offer ourselves."""
         blob = self._store.get(blob_hash)
         offer = self._offers.get(blob_hash)
         if blob is not None or offer is None:
@@ -209,7 +209,7 @@ class BlobExchange:
     def _forget(self, task: asyncio.Task[bytes]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as seen: its waiters may all have left
+            task.exception()  # marks it as retrieved, because all its waiters may have ended
 
     async def _transfer(self, blob_hash: bytes, transfer: _Transfer) -> bytes:
         plan, requests, settings = transfer.plan, dict[asyncio.Task[bytes | Answer], HedgedRequest](), self._settings
@@ -233,7 +233,7 @@ class BlobExchange:
                         requests[asyncio.create_task(self._ask(source, blob_hash, transfer.max_bytes, hedged))] = hedged
                         continue
 
-                    open_still = plan.outcome(mesh.members) is Outcome.OPEN  # a slow source, or a member out of reach
+                    open_still = plan.outcome(mesh.members) is Outcome.OPEN  # a source is slow, or a member is not reachable
                     if open_still and hedging.again_due(now()) and plan.ask_again():
                         continue
 
@@ -255,7 +255,7 @@ class BlobExchange:
     async def _release(
         self, requests: dict[asyncio.Task[bytes | Answer], HedgedRequest], hedged: HedgedRequest, plan: FetchPlan
     ) -> None:
-        """Stop asking a source by our own choice; it may be asked again later."""
+        """Stop asking a source, which has not failed; it may be asked again later."""
         task = next(task for task, known in requests.items() if known is hedged)
         del requests[task]
         plan.release(hedged.peer)
@@ -265,7 +265,7 @@ class BlobExchange:
     async def _first_done(
         self, tasks: set[asyncio.Task[bytes | Answer]], changed: anyio.Event
     ) -> set[asyncio.Task[bytes | Answer]]:
-        """Wait until a task is done, the mesh has changed or the hedge delay has passed; returns the tasks that are done."""
+        """Wait until a task is done, the mesh has changed or the hedge delay has passed; return the tasks that are done."""
         waiter = asyncio.create_task(changed.wait())
         try:
             await asyncio.wait({*tasks, waiter}, timeout=self._settings.hedge_seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -275,7 +275,7 @@ class BlobExchange:
         return {task for task in tasks if task.done()}
 
     async def _ask(self, source: Session, blob_hash: bytes, max_bytes: int, hedged: HedgedRequest) -> bytes | Answer:
-        """Ask one source; returns the verified blob, or how it failed."""
+        """Ask one source; return the verified blob, or how the request failed."""
         async with source.asking:
             try:
                 stream = await source.open()
@@ -329,7 +329,7 @@ class BlobExchange:
                     return Answer.LOST
 
                 if not roomy and hedged.received + len(chunk) >= _RESERVE_AFTER_FRACTION * head.length:
-                    roomy = True  # reserve the rest now: growing step by step would copy the data several times
+                    roomy = True  # reserve the rest now, because growing step by step would copy the data several times
                     body.seek(head.length - 1)
                     body.write(b"\0")
                     body.seek(hedged.received)
@@ -343,7 +343,7 @@ class BlobExchange:
         return asyncio.get_running_loop().time()
 
     def _go_on(self, patience: anyio.CancelScope) -> float:
-        """There was progress: move the deadline. Returns the time now. One scope for all reads is cheaper than one for each."""
+        """Move the deadline after progress. Return the present time. One scope for all reads is cheaper than one for each."""
         now = self._now()
         patience.deadline = now + self._settings.stall_seconds
         return now
@@ -354,6 +354,6 @@ class BlobExchange:
 
 
 async def _verified(body: BytesIO, blob_hash: bytes) -> bytes | None:
-    """The body as a blob, None when its hash does not match."""
+    """Return the body as a blob, None when its hash does not match."""
     blob = body.getvalue()
     return blob if await sha256(blob) == blob_hash else None

@@ -13,13 +13,13 @@ BLOB_HEAD_BYTES = 9
 
 @dataclass(frozen=True, slots=True)
 class BlobRequest:
-    """41 bytes: version byte, hash (32 bytes), most bytes wanted (u64 big-endian)."""
+    """A request, 41 bytes: version byte, hash (32 bytes), most bytes wanted (u64 big-endian)."""
 
     blob_hash: bytes
     max_bytes: int
 
     def encode(self) -> bytes:
-        """The request's bytes."""
+        """Return the request's bytes."""
         return bytes((VERSION,)) + self.blob_hash + self.max_bytes.to_bytes(8, "big")
 
     @classmethod
@@ -34,13 +34,16 @@ class BlobRequest:
 
 @dataclass(frozen=True, slots=True)
 class BlobHead:
-    """9 bytes: found flag, length (u64 big-endian). The body follows unless the length is over what was asked for."""
+    """The head of an answer, 9 bytes: found flag, length (u64 big-endian).
+
+    The body follows unless it is longer than requested.
+    """
 
     found: bool
     length: int
 
     def encode(self) -> bytes:
-        """The head's bytes."""
+        """Return the head's bytes."""
         return bytes((self.found,)) + self.length.to_bytes(8, "big")
 
     @classmethod

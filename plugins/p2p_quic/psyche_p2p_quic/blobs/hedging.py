@@ -1,9 +1,10 @@
-"""Hedged requests: which sources of one blob are asked at the same time, by their progress. Pure; the caller passes the time.
+"""Hedged requests: decides from their progress which sources of one blob are asked at the same time. Pure; the caller passes
+times.
 
 When a source sends almost nothing, or would need long for the rest at its rate, another source is asked too. So a source that
 sends just enough to count as progress cannot delay a fetch. If our own connection is the bottleneck, a second source does not
-help: a source added beside one that sends is therefore on trial. If both together are not faster after a short time, the slower
-of the two is dropped.
+help: therefore a source that is added while another one sends is on trial. If both together are not faster after a short time,
+the slower of the two is dropped.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 GAIN = 1.25
-"""By this factor all sources together must be faster with one more, or one source faster than another."""
+"""One more source must make all sources together faster by this factor; also how much faster one source must be than another."""
 
 LOOKS_OF_A_TRIAL = 2
-"""Measurements of a new source before it is judged."""
+"""Number of measurements of a new source before it is judged."""
 
 ALMOST = 0.9
 """Fraction of the time between two measurements that must have passed: a timer may end slightly early."""
@@ -26,7 +27,7 @@ class HedgedRequest:
     """A request to one source. began, looked_at: times. received: body bytes so far.
 
     size: of the body in bytes, None before its head came. rate: bytes a second between the last two measurements. slow: whether
-    another source should be asked. before: rate of all other sources when this one was added, while it is on trial.
+    another source should be asked. before: rate of all other sources when this one was added; None when it is not on trial.
     """
 
     peer: bytes
@@ -52,11 +53,11 @@ class HedgedRequest:
 
 @dataclass(slots=True)
 class Hedging:
-    """The requests of one fetch. hedge_seconds: between two measurements. least: bytes that count as progress in that time.
+    """The requests of one fetch.
 
-    longest: seconds that a source may need for the rest before another is asked too. pause: seconds until the next trial, or
-    until members that had nothing are asked again; it doubles each time. A source that is asked alone and sends is never
-    dropped.
+    hedge_seconds: time between two measurements. least: bytes that count as progress in that time. longest: seconds that a source
+    may need for the rest before another is asked too. pause: seconds until the next trial, or until members that did not have the
+    blob are asked again; it doubles each time. A source that is the only one asked and sends is never dropped.
     """
 
     hedge_seconds: float
@@ -69,7 +70,7 @@ class Hedging:
     _again_pause: float | None = None
 
     def look(self, requests: Iterable[HedgedRequest], now: float) -> HedgedRequest | None:
-        """Measure each source that has been asked for long enough; returns one that should be dropped, mostly None."""
+        """Measure each source that has been asked for long enough; return one that should be dropped, usually None."""
         requests = tuple(requests)
         for request in requests:
             if now - request.looked_at >= ALMOST * self.hedge_seconds:
@@ -81,7 +82,7 @@ class Hedging:
         return None
 
     def wants_another(self, requests: Iterable[HedgedRequest], now: float) -> bool:
-        """Whether one more source should be asked now."""
+        """Return whether one more source should be asked now."""
         requests = tuple(requests)
         if not all(request.slow for request in requests) or any(request.before is not None for request in requests):
             return False
@@ -89,16 +90,16 @@ class Hedging:
         return now >= self._held_until or not any(self._sends(request) for request in requests)
 
     def entered(self, request: HedgedRequest, others: Iterable[HedgedRequest]) -> None:
-        """A source is asked now. others: those already asked; if one of them sends, the new one is on trial."""
+        """Note that a source is asked now. others: those already asked; if one of them sends, the new one is on trial."""
         others = tuple(others)
         if any(self._sends(other) for other in others):
             request.before = sum(other.rate for other in others)
 
     def makes_place(self, requests: Iterable[HedgedRequest], now: float) -> HedgedRequest | None:
-        """The source to drop for another one when the limit is reached; None for now to keep all.
+        """Return the source to drop for another one when the limit is reached; None to keep all for now.
 
-        First those that send nothing, the longest asked first, so that each gets its time; otherwise, from time to time, the
-        one whose rest would take longest.
+        Sources that send nothing are dropped first, the longest asked first, so that each one gets its time. Otherwise, from time
+        to time, it is the source whose rest would take longest.
         """
         requests = tuple(requests)
         idle = [request for request in requests if not self._sends(request)]
@@ -111,7 +112,7 @@ class Hedging:
         return max(requests, key=lambda request: ((request.size or 0) - request.received) / request.rate)
 
     def again_due(self, now: float) -> bool:
-        """Whether members that had nothing are asked again, because all sources have been slow, or none was left, for a while."""
+        """Return whether to ask again members that did not have the blob, because sources were slow or none was left."""
         if self._again_at is None or self._again_pause is None:
             self._again_pause = self.pause
             self._again_at = now + self.pause

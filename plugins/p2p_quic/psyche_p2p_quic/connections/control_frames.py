@@ -1,7 +1,7 @@
 """Frames of a connection's control stream.
 
 Each frame is canonical CBOR [kind, …] after a 4-byte length. The type and range of every field are checked before a value is
-built. Which frame answers which is decided in `control_protocol`.
+built. `control_protocol` decides which frame answers which.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _MAX_NUMBER = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first frame of both sides. instance: random bytes, drawn once per endpoint, to tell a restart from a reconnection."""
+    """The first frame of both sides. instance: random bytes, drawn once per endpoint; they distinguish a restart from a
+    reconnect.
+    """
 
     run_id: str
     instance: bytes
@@ -36,7 +38,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message that the sender wrote or passes on (relayed)."""
+    """A message that the sender wrote or forwards (relayed)."""
 
     tag: int
     message: bytes
@@ -45,21 +47,21 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Shortened ids of all live messages the sender holds."""
+    """Shortened ids of all live messages that the sender has."""
 
     prefixes: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class IHave:
-    """Shortened ids of messages that the sender just received and can pass on (gossipsub's IHAVE)."""
+    """Shortened ids of messages that the sender has just received and can forward (gossipsub's IHAVE)."""
 
     prefixes: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class IWant:
-    """Shortened ids of messages that the sender lacks and the receiver has announced (gossipsub's IWANT)."""
+    """Shortened ids of messages that the sender does not have and the receiver has announced (gossipsub's IWANT)."""
 
     prefixes: tuple[bytes, ...]
 
@@ -83,7 +85,7 @@ Frame = Hello | Message | Inventory | Ping | Pong | IHave | IWant
 
 
 def encode(frame: Frame) -> bytes:
-    """The frame's bytes, without the length."""
+    """Return the frame's bytes, without the length."""
     match frame:
         case Hello(run_id, instance):
             return codec.encode([_HELLO, VERSION, run_id, instance])

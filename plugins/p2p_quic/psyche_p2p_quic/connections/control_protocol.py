@@ -1,14 +1,13 @@
 """The control protocol of one connection, without I/O: takes received frames, returns the frames to send.
 
-After the hellos both sides send lists of the messages they hold, and each sends what the other lacks. Later, a peer that
-receives a message soon tells its id to a few others, and they ask for it if its author did not send it to them (`IHave`,
-`IWant`, as in gossipsub). As a last resort, pings carry digests, and lists are sent when the digests differ. Nothing is sent
-twice on one connection: it is reliable, so what was sent arrives or the connection ends, and the record of what was sent ends
-with it.
+After the hellos both sides send lists of the messages they have, and each sends what the other lacks. Later, a peer that receives
+a message soon sends its id to a few others, and they request it if its author did not send it to them (`IHave`, `IWant`, as in
+gossipsub). As a last resort, pings contain digests, and lists are sent when the digests differ. Nothing is sent twice on one
+connection: it is reliable, so what was sent arrives or the connection ends, and the record of what was sent ends with it.
 
-A peer is considered dead after some heartbeats without any data from it. Beats are counted instead of seconds, so that a
-process which was itself suspended does not blame all others. Which peers are connected is decided in `mesh`, and which of them
-are told which ids in `transport`.
+A peer counts as dead after some heartbeats without any data from it. Beats are counted instead of seconds, so that a process that
+was itself suspended does not treat all others as dead. `mesh` decides which peers are connected, and `transport` which of them
+get which ids.
 """
 
 from __future__ import annotations
@@ -22,15 +21,16 @@ from psyche_p2p_quic.connections.control_frames import Hello, IHave, Inventory, 
 from psyche_p2p_quic.settings import QuicSettings
 
 _GIVEN_BYTES = 4 * 2**20
-"""Bytes of messages that one list from the peer is answered with, and all it asks for within one beat: the rest is given when the
-peer compares again. Live messages are far fewer but in a flood, and then a peer must not make us copy all of them at once."""
+"""Most bytes of messages sent in answer to one list of the peer, and to all its requests within one beat. The rest is sent when
+the peer compares again. Normally live messages have far fewer bytes; in a flood, a peer must not make us copy all of them at
+once."""
 
 _INVENTORIES_KEPT = 2
-"""Lists from the peer that are answered in quick succession; later ones are ignored until further beats have passed."""
+"""Number of lists from the peer that are answered in quick succession; later ones are ignored until further beats have passed."""
 
 _WANTS_KEPT = 2048
-"""Most messages requested from one peer within one beat, so that ids of messages that nobody has do not make us send as much as
-we receive."""
+"""Most messages requested from one peer within one beat. Otherwise ids of messages that do not exist would make us send as much
+as we receive."""
 
 
 class PeerSilent(TransportError):
@@ -38,7 +38,7 @@ class PeerSilent(TransportError):
 
 
 class ControlProtocol:
-    """peer: its p2p key. log: shared by all connections of the endpoint."""
+    """The state of one connection. peer: its p2p key. log: shared by all connections of the endpoint."""
 
     def __init__(self, peer: bytes, log: MessageLog, *, settings: QuicSettings) -> None:
         self.peer = peer
@@ -55,11 +55,11 @@ class ControlProtocol:
         self._asked_bytes = 0
 
     def opening(self) -> list[bytes]:
-        """Frames to send first: the ids of what we hold, so that the peer sends what we lack."""
+        """Return the frames to send first: the ids of the messages we have, so that the peer sends the others."""
         return [control_frames.encode(Inventory(tuple(self._log.prefixes(control_frames.MAX_INVENTORY))))]
 
     def announce(self, entry: LogEntry) -> list[bytes]:
-        """Frames that send the peer a message, none when it has it."""
+        """Return frames that send the peer a message, none when it has it."""
         if entry.id in self._known:
             return []
 
@@ -68,7 +68,7 @@ class ControlProtocol:
         return [control_frames.encode(Message(entry.tag, entry.message, relayed))]
 
     def announce_known(self, entries: Iterable[LogEntry]) -> list[bytes]:
-        """Frames that tell the peer the ids of messages it may lack."""
+        """Return frames that give the peer the ids of messages that it may lack."""
         prefixes = [entry.id[:PREFIX_BYTES] for entry in entries if entry.id not in self._known]
         most = control_frames.MAX_IDS
         return [control_frames.encode(IHave(tuple(prefixes[at : at + most]))) for at in range(0, len(prefixes), most)]
@@ -78,7 +78,7 @@ class ControlProtocol:
         self._received = True
 
     def receive(self, data: bytes) -> list[bytes]:
-        """Handle a frame; returns the frames to answer with. Raises WireError when the peer broke the protocol."""
+        """Handle a frame; return the frames to answer with. Raises WireError when the peer broke the protocol."""
         match control_frames.decode(data, max_bytes=self._settings.frame_bytes):
             case Message() as frame:
                 self._take(frame)
@@ -98,7 +98,7 @@ class ControlProtocol:
                 raise WireError(message)
 
     def beat(self) -> list[bytes]:
-        """Frames of the next heartbeat. Raises PeerSilent when the peer sent nothing for too many of them."""
+        """Return the frames of the next heartbeat. Raises PeerSilent when the peer sent nothing during too many of them."""
         self._silent_beats = 0 if self._received else self._silent_beats + 1
         self._received = False
         if self._silent_beats >= self._settings.silent_beats:
@@ -148,7 +148,7 @@ class ControlProtocol:
         return [control_frames.encode(IWant(tuple(wanted)))] if wanted else []
 
     def _limited(self, entries: Iterable[LogEntry], left: int) -> list[bytes]:
-        """Frames that give the peer these messages, until about `left` bytes are given."""
+        """Return frames that send the peer these messages, until about `left` bytes are sent."""
         given: list[bytes] = []
         for entry in entries:
             if left <= 0:
@@ -159,7 +159,7 @@ class ControlProtocol:
         return given
 
     def _compare(self, digest: bytes | None) -> list[bytes]:
-        """A list of what we hold, if the peer holds something else and we did not send a list recently."""
+        """Return a list of what we have, if the peer has something else and we did not send a list recently."""
         if digest is None or digest == self._log.digest() or self._beats_since_inventory < self._settings.inventory_beats:
             return []
 

@@ -1,15 +1,15 @@
 """Limits how often the addresses that a member published may be dialled. Pure; the caller passes the time.
 
-A member may publish up to 16 addresses of anybody, again and again, and all members dial them: about seven packets of 1,200
-bytes to each address for every try. So tries at unproven addresses are limited per hour, for each member and for each host. A
-host is an IPv4 address or an IPv6 /64; its count is the same whoever published it. A count continues when a member moves,
-leaves or comes back. A connection proves its peer's key: the try at that address is given back, and the address may be dialled
+A member may publish up to 16 addresses that belong to anybody, again and again, and all members dial them: about seven packets of
+1,200 bytes to each address for every try. So tries at unproven addresses are limited per hour, for each member and for each host.
+A host is an IPv4 address or an IPv6 /64; its count is the same whoever published it. A count continues when a member moves,
+leaves or returns. A connection proves its peer's key: the try at that address is then given back, and the address may be dialled
 freely until it has not answered for an hour.
 
 After the last connection, the library remembers a peer's addresses for a while, and each dial of the peer sends to all of them.
-Therefore each dial counts them again, even if it names other addresses; and while a proven address answers, no others are
-named. So `take` also decides which addresses a dial names, proven ones first; the library tries all that are named, in an order
-of its own. What is remembered is bounded; the least recently used entry is forgotten first.
+Therefore each dial counts them again, even if it names other addresses; and while a proven address answers, no others are named.
+So `take` also decides which addresses a dial names, proven ones first; the library tries all that are named, in its own order.
+The number of remembered entries is limited; the least recently used entry is forgotten first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 HOUR = 3600.0
 PROVEN_SECONDS = HOUR
 LIBRARY_SECONDS = 120.0
-"""iroh 1.2 forgets a peer's addresses about a minute after its last connection; this is twice that, to be sure."""
+"""iroh 1.2 forgets a peer's addresses about a minute after its last connection; this is twice that time, to be safe."""
 
 REMEMBERED_PEERS = 4096
 REMEMBERED_HOSTS = 32_768
@@ -33,20 +33,20 @@ _ROUNDING = 1e-6
 
 @dataclass(slots=True)
 class _Allowance:
-    """`most` tries at once and as many an hour. left may fall below zero; it recovers with time."""
+    """An allowance of `most` tries at once and `most` tries per hour. left may fall below zero; it recovers with time."""
 
     most: int
     left: float
     at: float
 
     def fill(self, now: float) -> float:
-        """What is left now."""
+        """Return what is left now."""
         self.left = min(float(self.most), self.left + max(0.0, now - self.at) * self.most / HOUR)
         self.at = now
         return self.left
 
     def wait(self, count: int, now: float) -> float:
-        """Seconds until `count` are left; a count above `most` is treated as `most`."""
+        """Return the seconds until `count` are left; a count above `most` is treated as `most`."""
         lacking = min(count, self.most) - self.fill(now)
         return lacking * HOUR / self.most if lacking > _ROUNDING else 0.0
 
@@ -61,7 +61,7 @@ class _Allowance:
 
 @dataclass(slots=True)
 class _Peer:
-    """known: unproven addresses that the library may still send to. tried: when it last had reason to.
+    """The tries at one peer. known: unproven addresses to which the library may still send. tried: when it last had reason to.
 
     proven: addresses and when each last answered; at: the one that answered last. failed: whether the last try failed.
     """
@@ -75,7 +75,7 @@ class _Peer:
 
 
 class DialBudget:
-    """per_peer, per_host: tries at unproven addresses, at once and an hour."""
+    """Limits tries at addresses. per_peer, per_host: tries at unproven addresses, at once and per hour."""
 
     def __init__(self, *, per_peer: int, per_host: int) -> None:
         self._per_peer = per_peer
@@ -84,7 +84,9 @@ class DialBudget:
         self._hosts: OrderedDict[str, _Allowance] = OrderedDict()
 
     def take(self, peer: bytes, addresses: Sequence[str], *, now: float) -> tuple[list[str], float]:
-        """Choose from a peer's `ip:port` addresses those to dial now and count them. If there are none: the seconds to wait."""
+        """Choose from a peer's `ip:port` addresses those to dial now, and count them. Return them, and if none the seconds to
+        wait.
+        """
         state = self._peer(peer, now)
         if now - state.tried > LIBRARY_SECONDS:
             state.known.clear()
@@ -114,12 +116,12 @@ class DialBudget:
         return chosen, 0.0
 
     def is_quiet(self, peer: bytes, *, now: float) -> bool:
-        """Whether a dial that names no address, but a relay, would send nothing to unproven addresses."""
+        """Return whether a dial that names only a relay and no address would send nothing to unproven addresses."""
         state = self._peer(peer, now)
         return not state.known or now - state.tried > LIBRARY_SECONDS
 
     def proved(self, peer: bytes, address: str, *, now: float) -> None:
-        """The peer proved its key at the address, whichever side dialled."""
+        """Note that the peer proved its key at the address, whichever side dialled."""
         state = self._peer(peer, now)
         if address in state.known:
             del state.known[address]
@@ -133,7 +135,7 @@ class DialBudget:
             del state.proven[next(iter(state.proven))]
 
     def ended(self, peer: bytes, *, now: float) -> None:
-        """A connection with the peer ended: it used its address until now, and the library remembered the others."""
+        """Note that a connection with the peer ended: it used its address until now, and the library remembered the others."""
         state = self._peer(peer, now)
         state.tried = now
         if state.at in state.proven:
@@ -163,7 +165,7 @@ class DialBudget:
 
 
 def _host_of(address: str) -> str:
-    """The host that `ip:port` or `[ip]:port` counts for."""
+    """Return the host to which `ip:port` or `[ip]:port` counts."""
     ip = ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is None:
         return str(ipaddress.ip_network((ip, 64), strict=False))

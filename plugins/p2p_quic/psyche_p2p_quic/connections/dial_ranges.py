@@ -1,10 +1,10 @@
-"""Decides which published IP addresses we dial at all, given our own addresses. Pure.
+"""Decides which published IP addresses we may dial, depending on our own addresses. Pure.
 
-A public address is dialled. An address of a private, shared or link-local range is dialled only if one of our own addresses is
-in the same range; otherwise a member could make us probe a network that it cannot reach. A loopback address is dialled only if
-we are reached at a loopback address ourselves. Ranges are compared, not interface masks: private networks are often routed in
-parts, and clouds give machines masks for a single address. Addresses embedded in an IPv6 address (mapped, 6to4, Teredo, NAT64)
-must pass too. All others are not dialled: documentation, reserved, broadcast.
+A public address is dialled. An address of a private, shared or link-local range is dialled only if one of our own addresses is in
+the same range; otherwise a member could make us probe a network that it cannot reach. A loopback address is dialled only if we
+are reached at a loopback address ourselves. Ranges are compared, not interface masks: private networks are often routed in parts,
+and clouds give machines masks for a single address. Addresses embedded in an IPv6 address (mapped, 6to4, Teredo, NAT64) must be
+allowed too. No others are dialled: documentation, reserved, broadcast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def may_dial(text: str, own: Collection[Address]) -> bool:
-    """Whether to dial an IP, given our own addresses. Raises ValueError when the text is no IP."""
+    """Return whether to dial an IP address, given our own addresses. Raises ValueError when the text is not an IP address."""
     return all(_may_dial(address, own) for address in _with_inner(ipaddress.ip_address(text)))
 
 
@@ -49,7 +49,7 @@ def _range_of(address: Address) -> IPv4Network | IPv6Network | None:
 
 
 def _with_inner(address: Address) -> Iterator[Address]:
-    """The address, or the one it maps to, and those embedded in it."""
+    """Yield the address, or the one it maps to, and those embedded in it."""
     if isinstance(address, IPv4Address):
         yield address
         return

@@ -2,10 +2,10 @@
 
 Published addresses are dialled only if `dial_ranges` permits it and as often as `dial_budget` permits it; a published relay is
 used only if it is one of ours. Each pair has one connection. The peer with the smaller key dials at once, the other after a
-delay, so that two dials rarely cross; if they do, the connection dialled by the smaller key stays, and both sides decide this
-alike. A restarted peer (another instance in its hello or address) replaces its old connection at once. A peer that is not a
-member is disconnected as soon as it has proved its key, and so is one that connects again and again. What is sent on a
-connection is up to `session`.
+delay, so that two dials rarely cross; if they do, the connection dialled by the smaller key stays, and both sides decide this in
+the same way. A restarted peer (another instance in its hello or address) replaces its old connection at once. A peer that is not
+a member is disconnected as soon as it has proved its key, and so is a peer that connects again and again. `session` decides what
+is sent on a connection.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ from psyche_p2p_quic.endpoint.links import Arrival, Link, LinkLost, Stream
 from psyche_p2p_quic.settings import QuicSettings
 
 _PATHS_SECONDS = 1.0
-"""How old what we know of the paths may be when sources are chosen: every connection is asked for it."""
+"""Most seconds for which known paths are used to choose sources; to refresh them, every connection is asked."""
 
 _IDLE_PASSES = 2
-"""Attempts in a row without an address that may be dialled, after which one is told: our relays may become known a moment after
-the members."""
+"""Attempts in a row without an address that may be dialled before this is logged: our relays may become known a moment after the
+members."""
 
 logger: logging.Logger = logging.getLogger("psyche.p2p")
 
 Furnish = Callable[[Link, Stream, FrameDecoder, bool, bytes], Session]
-"""Makes a session of a link after the hello. Arguments: link, control stream, decoder, whether we dialled, the peer's
-instance."""
+"""Makes a session of a link after the hello.
+
+Arguments: link, control stream, decoder, whether we dialled, the peer's instance.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,10 @@ class _Member:
 
 
 class Mesh:
-    """endpoint: bound. own: our key. hello: our first frame. furnish: makes sessions. tasks: runs all of the mesh's tasks."""
+    """All connections to members.
+
+    endpoint: bound. own: our key. hello: our first frame. furnish: makes sessions. tasks: runs all of the mesh's tasks.
+    """
 
     def __init__(
         self, endpoint: Endpoint, *, own: bytes, hello: Hello, furnish: Furnish, settings: QuicSettings, tasks: TaskGroup
@@ -87,7 +92,7 @@ class Mesh:
 
     @property
     def relayed(self) -> frozenset[bytes]:
-        """Peers that are reached through a relay now. Without relays none are, and no connection is asked."""
+        """Peers that are reached through a relay now. Without relays there are none, and connections are not asked."""
         if not self._endpoint.relays:
             return frozenset()
 
@@ -100,11 +105,11 @@ class Mesh:
 
     @property
     def members(self) -> tuple[bytes, ...]:
-        """The keys of the current members, ours excluded."""
+        """The keys of the current members, without ours."""
         return tuple(self._members)
 
     def set_members(self, addresses: Mapping[bytes, bytes]) -> None:
-        """Replace the members: new ones are dialled, removed ones disconnected, those with a new address dialled again."""
+        """Replace the members: dial new ones, disconnect removed ones, and dial those with a new address again."""
         wanted = {peer: address for peer, address in addresses.items() if peer != self._own}
         for peer in [peer for peer, member in self._members.items() if wanted.get(peer) != member.address]:
             old = self._members.pop(peer)
@@ -115,7 +120,7 @@ class Mesh:
             if peer not in wanted:
                 self.sessions[peer].close(session.NOT_A_MEMBER, "you are not a member of this epoch")
             elif old.address and wanted[peer] and _another_life(self.sessions[peer], wanted[peer]):
-                # the library refuses the new connection while the old one lives
+                # the library refuses the new connection while the old one is open
                 self.sessions[peer].close(session.SUPERSEDED, "your address has changed; connect again")
 
         for peer, address in wanted.items():
@@ -127,7 +132,9 @@ class Mesh:
         self._notify()
 
     def start_over(self, hello: Hello) -> None:
-        """Our endpoint is bound elsewhere, and all links end: go on like a restarted member, whom others let in at once."""
+        """Continue like a restarted member after our endpoint was bound elsewhere and all links ended: others accept that at
+        once.
+        """
         self._hello = hello
         for made in tuple(self.sessions.values()):
             made.close(session.CLOSED, "our address has changed")
@@ -144,7 +151,7 @@ class Mesh:
             self._tasks.start_soon(self._welcome, arrival, self._handshakes > most // 2)
 
     def offended(self, peer: bytes, reason: str) -> None:
-        """A peer broke the rules: refuse it for a while. It may come back and go on, so it is told now and then only."""
+        """Refuse a peer that broke the rules for a while. It may do so repeatedly, so it is not logged each time."""
         self.reputation.offended(peer, now=_now())
         offences = self._offences.of(peer)
         if offences.failed():
@@ -154,7 +161,7 @@ class Mesh:
     # ---------------------------------------------------------------------------------------------------- outwards
 
     async def _keep(self, peer: bytes, member: _Member) -> None:
-        """Keep a connection to a member for as long as it is one."""
+        """Keep a connection to a member for as long as it is a member."""
         with member.scope:
             published = self._published(peer, member.address)
             pause = 0.0 if self._own < peer else self._settings.dial_grace_seconds
@@ -216,7 +223,7 @@ class Mesh:
             logger.warning(message, peer[:4].hex(), printable(published.relay))
 
     def _dialable(self, published: PeerAddress) -> tuple[list[str], str | None]:
-        """The addresses that may be dialled, and the relay if it is one of ours."""
+        """Return the addresses that may be dialled, and the relay if it is one of ours."""
         own = self._endpoint.own_ips
         kept = replace(published, sockets=tuple(pair for pair in published.sockets if may_dial(pair[0], own)))
         relay = published.relay if published.relay in self._endpoint.relays else None
@@ -246,7 +253,7 @@ class Mesh:
             self.offended(peer, str(error))
         finally:
             if link is not None:
-                self._proved(link)  # once more: the library may choose the path only now
+                self._proved(link)  # again, because the library may have chosen the path only now
                 if not settled:
                     link.close(session.SUPERSEDED, "not needed")
 
@@ -338,7 +345,7 @@ class Mesh:
         return self._furnish(link, stream, decoder, dialled, hello.instance)
 
     def _settle(self, made: Session) -> bool:
-        """Keep the new connection or the existing one; returns whether the new one was kept."""
+        """Keep the new connection or the existing one; return whether the new one was kept."""
         old = self.sessions.get(made.peer)
         if old is not None and not old.ended.is_set():
             restarted = old.instance != made.instance
@@ -369,7 +376,7 @@ class Mesh:
 
 
 def newer_stays(own: bytes, peer: bytes, *, old_dialled: bool, new_dialled: bool) -> bool:
-    """Whether the newer of two connections between the same two endpoints stays; both ends decide this alike.
+    """Return whether the newer of two connections between the same two endpoints stays; both ends decide this in the same way.
 
     `*_dialled`: whether we dialled it. After crossing dials, the one dialled by the smaller key stays. If the same side dialled
     both, it did so because it had lost the older one.
@@ -378,7 +385,7 @@ def newer_stays(own: bytes, peer: bytes, *, old_dialled: bool, new_dialled: bool
 
 
 def _another_life(known: Session, address: bytes) -> bool:
-    """Whether a member's new address is that of another instance than the one we are connected with."""
+    """Return whether a member's new address has another instance than the one we are connected with."""
     try:
         published = PeerAddress.decode(address)
     except WireError:

@@ -1,4 +1,4 @@
-"""What is kept for each peer, for instance how often it may do something. Pure."""
+"""Stores a value for each peer, for instance how often it may do something. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _Kept = TypeVar("_Kept")
 
 
 class Remembered(Generic[_Kept]):
-    """One value for each peer. It outlasts membership, so that who leaves and comes back does not begin anew.
+    """One value for each peer. It stays when the peer is no longer a member, so that leaving and returning does not reset it.
 
-    What is remembered is bounded; the least recently used value is forgotten first.
+    The number of values is limited; the least recently used value is forgotten first.
     """
 
     def __init__(self, make: Callable[[], _Kept]) -> None:
@@ -22,7 +22,7 @@ class Remembered(Generic[_Kept]):
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
 
     def of(self, peer: bytes) -> _Kept:
-        """The peer's value, made when it is first asked for."""
+        """Return the peer's value, made at the first request."""
         if peer not in self._kept:
             self._kept[peer] = self._make()
         self._kept.move_to_end(peer)

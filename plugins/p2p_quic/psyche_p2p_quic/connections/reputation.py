@@ -7,7 +7,10 @@ from collections.abc import Set as AbstractSet
 
 
 class Reputation:
-    """penalty_seconds: how long an offender is refused. false_blobs: number of wrong blobs that is an offence."""
+    """Offences of peers. penalty_seconds: how long an offender is refused.
+
+    false_blobs: number of wrong blobs that is an offence.
+    """
 
     def __init__(self, *, penalty_seconds: float, false_blobs: int) -> None:
         self._penalty_seconds = penalty_seconds
@@ -22,11 +25,11 @@ class Reputation:
         return self._doubted
 
     def offended(self, peer: bytes, *, now: float) -> None:
-        """The peer broke a rule."""
+        """Note that the peer broke a rule."""
         self._refused_until[peer] = now + self._penalty_seconds
 
     def served_false(self, peer: bytes, *, now: float) -> bool:
-        """The peer served bytes that do not match their hash; returns whether that made it an offender."""
+        """Note that the peer served bytes that do not match their hash; return whether that made it an offender."""
         self._doubted.add(peer)
         self._false[peer] += 1
         if self._false[peer] < self._most_false:
@@ -37,7 +40,7 @@ class Reputation:
         return True
 
     def refused_for(self, peer: bytes, *, now: float) -> float:
-        """Seconds that the peer is still refused for, 0 when it is not refused."""
+        """Return the seconds for which the peer is still refused, 0 when it is not refused."""
         return max(0.0, self._refused_until.get(peer, 0.0) - now)
 
     def keep_only(self, peers: frozenset[bytes]) -> None:

@@ -1,9 +1,8 @@
 """One connection with a member: tasks that carry frames and streams between the link and the control protocol.
 
-Whatever the peer does wrong ends only this connection, with a code and a message. A read is never cancelled while the link is
-open; closing the link ends it. Frames are read, and blob requests taken, no faster than the settings allow, so a flood waits in
-the peer's own buffers. When the send queue is full, a peer that does not read is disconnected. What frames mean is decided in
-`control_protocol`.
+Every error of the peer ends only this connection, with a code and a message. A read is never cancelled while the link is open;
+closing the link ends it. Frames are read, and blob requests taken, no faster than the settings allow, so a flood waits in the
+peer's own buffers. When the send queue is full, a peer that does not read is disconnected. `control_protocol` interprets frames.
 """
 
 from __future__ import annotations
@@ -26,37 +25,40 @@ from psyche_p2p_quic.settings import QuicSettings
 READ_BYTES = 64 * 1024
 WRITE_BYTES = 256 * 1024
 FRAMES_AT_ONCE = 16
-"""Frames handled before others get their turn. Each may bring a message whose signature is to be verified, 0.1 ms and more."""
+"""Frames handled before other tasks run. Each may contain a message whose signature must be verified, 0.1 ms and more."""
 
 LARGE_BYTES, LARGE_COUNTS = 64 * 1024, 0.1
-"""A request that was answered with so many bytes counts for so much of one: taking them costs the peer more."""
+"""A request answered with at least this many bytes counts as this fraction of a request, because receiving them costs the peer
+more.
+"""
 
 CLOSED, NOT_A_MEMBER, BROKE_RULES, SUPERSEDED, SILENT, NOT_READING = range(6)
-"""Codes a connection is closed with."""
+"""Codes with which a connection is closed."""
 
 
 class Owner(Protocol):
-    """What a session reports to its transport."""
+    """Reports of a session to its transport."""
 
     def count(self, *, sent: int = 0, received: int = 0) -> None:
-        """Payload bytes were sent or received."""
+        """Count payload bytes that were sent or received."""
 
     def messages_arrived(self) -> None:
-        """The message log may hold unread messages."""
+        """Note that the message log may have unread messages."""
 
     def offended(self, session: Session, reason: str) -> None:
-        """The peer broke the rules; its connection is being closed."""
+        """Note that the peer broke the rules; its connection is being closed."""
 
     async def serve(self, session: Session, stream: Stream) -> int:
-        """Answer a stream that the peer opened; returns the bytes sent. Raises WireError or LinkLost."""
+        """Answer a stream that the peer opened; return the bytes sent. Raises WireError or LinkLost."""
 
 
 class Session:
-    """link, stream: a connection and its control stream, both after the hello. decoder: holds what was read after the hello.
+    """One connection with a member.
 
-    requests: how fast the peer's blob requests are taken; all its connections share it. dialled: whether we dialled. instance:
-    the peer's. `ended` is set when the session is over. `peer_left` then says whether the peer closed it itself; if so, dialling
-    it at once would be useless. sent, received: bytes of frames and blobs.
+    link, stream: a connection and its control stream, both after the hello. decoder: has what was read after the hello. requests:
+    how fast the peer's blob requests are taken; all its connections share it. dialled: whether we dialled. instance: the peer's.
+    `ended` is set when the session is over. `peer_left` then says whether the peer closed it itself; if so, dialling it at once
+    would be useless. sent, received: bytes of frames and blobs.
     """
 
     def __init__(
@@ -114,17 +116,17 @@ class Session:
         """End the session now; the peer sees the code and the reason. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
-            self._queue.clear()  # now, not when the last task has ended
+            self._queue.clear()  # at once, not only when the last task has ended
             self.peer_left = self._link.peer_code == CLOSED
             self._link.close(code, reason)
 
     @property
     def path(self) -> Path | None:
-        """How the connection's packets travel now."""
+        """The present path of the connection's packets."""
         return self._link.path
 
     async def open(self) -> Stream:
-        """A stream for a blob request."""
+        """Open a stream for a blob request."""
         return await self._link.open()
 
     async def run(self) -> None:
@@ -137,7 +139,7 @@ class Session:
                 tasks.start_soon(self._part, lambda: self._accept(tasks), tasks)
                 try:
                     await self._closing.wait()
-                finally:  # before cancelling the parts: to the peer, an interrupted write looks like a finished stream
+                finally:  # before the parts are cancelled: an interrupted write would look like a finished stream to the peer
                     self.close(CLOSED, "closed")
                     tasks.cancel_scope.cancel()
         finally:
@@ -233,6 +235,6 @@ class Session:
             self._owner.offended(self, str(error))
             tasks.cancel_scope.cancel()
         except LinkLost:
-            return  # the stream's end, or the link's, which the reader notices
+            return  # the stream ended, or the link did, which the reading task notices
         finally:
             self._served -= 1

@@ -1,4 +1,4 @@
-"""Measures the network for `psyche doctor network`. Only the given server, the given relays and the run's are contacted."""
+"""Measures the network for `psyche doctor network`. Contacts only the given server, the given relays and the run's relays."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ async def measure(
     token: str | None = None,
     rates: bool = True,
 ) -> Figures:
-    """Measure everything that can be measured. server: `host:port#KEY` or `host:port#insecure`. run_id: to ask the server for the
-    run's relays, too.
+    """Measure everything that can be measured.
 
-    interface: to bind; see `addresses.interfaces`. key: our own, for relays that serve members only; None makes one. rates:
-    whether to measure a relay's, which takes some seconds. Raises UserError for a wrong server address, and TransportError.
+    server: `host:port#KEY` or `host:port#insecure`. run_id: to test the run's relays too, which the server names. interface: to
+    bind; see `addresses.interfaces`. key: our own, for relays that serve members only; None makes one. rates: whether to measure
+    a relay's speed, which takes some seconds. Raises UserError for a wrong server address, and TransportError.
     """
     reached, ms, problem = await _connect(server)
     found = list(relays)
@@ -53,7 +53,7 @@ async def measure(
         try:
             found += await _relays_of_run(run_id, server, key)
         except UserError:
-            raise  # another server, run or key than the given one: nothing else about it is worth a word
+            raise  # a wrong address, run or key was given, so other results would not help
         except (PsycheError, TimeoutError) as error:
             problem = (error.sentence if isinstance(error, PsycheError) else str(error)) or "the coordinator did not answer"
     key = key or SecretKey.generate()
@@ -67,7 +67,7 @@ async def measure(
 
 
 async def _connect(server: str) -> tuple[bool, float | None, str]:
-    """Whether the server takes a connection; the milliseconds; else why not."""
+    """Return whether the server accepts a connection, the milliseconds, and if it does not, why."""
     place, mark, key = server.partition("#")
     host, _, port = place.rpartition(":")
     if not host or not port.isdecimal() or (mark and key != "insecure" and not _KEY.fullmatch(key)):
@@ -96,7 +96,7 @@ async def _relay(url: str, endpoint: Endpoint, key: SecretKey, *, token: str | N
     try:
         answer: RelayAnswer | None = await anyio.to_thread.run_sync(locate_observer, url, abandon_on_cancel=True)
         problem = ""
-    except WireError as error:  # it can be reached, and has no observer
+    except WireError as error:  # it can be reached, but has no observer
         answer, problem = None, str(error)
     except (OSError, http.client.HTTPException) as error:
         return RelayFigures(url, reachable=False, problem=why_unreachable(error))
@@ -105,7 +105,7 @@ async def _relay(url: str, endpoint: Endpoint, key: SecretKey, *, token: str | N
     udp, seen, upload, download = None, None, None, None
     login, refusal = await _log_in(url, key, token)
     try:
-        if answer is not None:  # while we are logged in: an observer may answer clients of its relay only
+        if answer is not None:  # while we are logged in, because an observer may answer only clients of its relay
             udp, seen, problem = await _ask_observer(endpoint, answer)
         if login is not None and rates:
             try:
@@ -123,7 +123,7 @@ async def _relay(url: str, endpoint: Endpoint, key: SecretKey, *, token: str | N
             problem += "; its observer did not answer over UDP"
     elif refusal is not None:
         problem = "; ".join(filter(None, (problem, f"it could not be used: {str(refusal) or 'it took too long'}")))
-    # the relay's clock has whole seconds, half a second late on average; it answered half way through the request
+    # the relay's clock has whole seconds, so it is half a second late on average; it answered half way through the request
     offset = None if answer is None or answer.date is None else round(now + ms / 2000 - (answer.date + 0.5), 1)
     return RelayFigures(
         url,
@@ -141,7 +141,7 @@ async def _relay(url: str, endpoint: Endpoint, key: SecretKey, *, token: str | N
 
 
 async def _log_in(url: str, key: SecretKey, token: str | None) -> tuple[RelayLogin | None, Exception | None]:
-    """A connection that the relay has admitted, or why there is none."""
+    """Return a connection that the relay has admitted, or why there is none."""
     try:
         with anyio.fail_after(LOGIN_SECONDS):
             return await RelayLogin.open(url, key, token=token), None
@@ -150,7 +150,7 @@ async def _log_in(url: str, key: SecretKey, token: str | None) -> tuple[RelayLog
 
 
 async def _ask_observer(endpoint: Endpoint, answer: RelayAnswer) -> tuple[bool, str | None, str]:
-    """Whether UDP got through, the address seen, and a problem."""
+    """Return whether UDP packets arrived, the address seen, and a problem."""
     try:
         with anyio.fail_after(OBSERVER_SECONDS):
             link, observation = await endpoint.call_observer(answer.location, answer.hosts)

@@ -1,8 +1,8 @@
-"""How fast a relay takes our data and gives it back.
+"""Measures how fast a relay receives our data and returns it.
 
-Upload: datagrams for nobody, then a ping; the pong says that all of it has been read. Download: datagrams for ourselves; as they
-travel both ways, the figure is what the slower direction allows. The key is our own, so a relay that serves members only can be
-measured by a member that does not run at the same time.
+Upload: datagrams to an id that does not exist, then a ping; the pong shows that all of them have been read. Download: datagrams
+to ourselves; as they travel in both directions, the result is the rate of the slower direction. The key is our own, so a relay
+that serves members only can be measured by a member that is not running at the same time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _LONGEST_SECONDS = 20.0
 
 
 async def relay_rates(login: RelayLogin) -> tuple[float, float]:
-    """(upload, download) in bytes a second. Raises as `RelayLogin.receive` does, OSError, and TimeoutError."""
+    """Return (upload, download) in bytes a second. Raises as `RelayLogin.receive` does, OSError, and TimeoutError."""
     async with asyncio.timeout(3 * _LONGEST_SECONDS):
         return await _growing(lambda size: _upload(login, size)), await _growing(lambda size: _echo(login, size))
 
 
 async def _growing(measure: Callable[[int], Awaitable[None]]) -> float:
-    """Measure with more and more bytes until it takes long enough to mean something."""
+    """Measure with more and more bytes until it takes long enough to give a reliable rate."""
     size = _FIRST_BYTES
     while True:
         began = time.perf_counter()
@@ -42,7 +42,7 @@ async def _growing(measure: Callable[[int], Awaitable[None]]) -> float:
 
 
 async def _upload(login: RelayLogin, size: int) -> None:
-    """Send about so many bytes to nobody, and wait until the relay has read them."""
+    """Send about `size` bytes to an id that does not exist, and wait until the relay has read them."""
     nobody, question = secrets.token_bytes(32), secrets.token_bytes(8)
     for _ in range(max(1, size // _PAYLOAD_BYTES)):
         login.send(bytes([frames.DATAGRAM_OUT]) + nobody + b"\0" + bytes(_PAYLOAD_BYTES))
@@ -53,7 +53,7 @@ async def _upload(login: RelayLogin, size: int) -> None:
 
 
 async def _echo(login: RelayLogin, size: int) -> None:
-    """Send about so many bytes to ourselves, a few at a time, and wait until they are back."""
+    """Send about `size` bytes to ourselves, a few at a time, and wait until they have returned."""
     left = waiting = max(1, size // _PAYLOAD_BYTES)
     while waiting:
         while left and waiting - left < 64:  # a relay drops what it cannot queue

@@ -18,7 +18,7 @@ _NAT = {
 
 
 def lines(figures: Figures, verdict: Verdict) -> Iterator[str]:
-    """The report, the verdict last."""
+    """Yield the report; the verdict comes last."""
     server = figures.server.partition("#")[0]
     if figures.server_reachable:
         trouble = f" ({printable(figures.server_problem)})" if figures.server_problem else ""

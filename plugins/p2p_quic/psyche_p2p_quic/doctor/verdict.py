@@ -1,4 +1,4 @@
-"""What the figures of a network check mean. Pure."""
+"""Interprets the figures of a network check. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from psyche_core.text_safety import printable
 
 CLOCK_SECONDS = 5.0
-"""Offset of the clock from which on it is worth a sentence: times of a run are whole seconds."""
+"""A clock offset of at least this many seconds is reported: times of a run are whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelayFigures:
-    """One relay. reachable: over TCP. ms: of one request. udp: whether its observer answered over UDP; None if it has none.
+    """The figures of one relay. reachable: over TCP. ms: of one request. udp: whether its observer answered over UDP; None if it
+    has no observer.
 
-    seen: the `ip:port` that the observer saw; None if it did not tell. clock_offset: our clock minus the relay's, seconds, to
-    about one second. upload, download: bytes a second; None if not measured. problem: why something was not measured.
-    refused: whether it asks for another token than it got. members_only: whether it serves members of a run only, and our key is
-    none of them now.
+    seen: the `ip:port` that the observer saw; None if it did not answer. clock_offset: our clock minus the relay's, seconds, to
+    about one second. upload, download: bytes a second; None if not measured. problem: why something was not measured. refused:
+    whether it needs another token than it got. members_only: whether it serves only members of a run, and our key is not one now.
     """
 
     url: str
@@ -54,7 +54,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """kind: `direct`, `relayed` or `impossible`. sentence: for people. nat: see `nat_kind`. advice: what would help."""
+    """The result. kind: `direct`, `relayed` or `impossible`. sentence: for people. nat: see `nat_kind`.
+
+    advice: what would help.
+    """
 
     kind: str
     sentence: str
@@ -65,11 +68,11 @@ class Verdict:
 
 
 def nat_kind(local: Sequence[tuple[str, int]], seen: Sequence[str]) -> str:
-    """What is between us and the internet, from addresses that observers at different places saw.
+    """Return what is between us and the internet, from addresses that observers at different places saw.
 
-    `none`: we have the address that others see. `cone`: the same port for all destinations. `symmetric`: another for each.
-    `keeps the port`, `changes the port`: only one observer was asked, so it cannot be told whether that holds for all
-    destinations. `unknown`: no observer answered.
+    `none`: we have the address that others see. `cone`: the same port for all destinations. `symmetric`: another port for each.
+    `keeps the port`, `changes the port`: only one observer was asked, so it is unknown whether that holds for all destinations.
+    `unknown`: no observer answered.
     """
     if not seen:
         return "unknown"
@@ -85,7 +88,7 @@ def nat_kind(local: Sequence[tuple[str, int]], seen: Sequence[str]) -> str:
 
 
 def judge(figures: Figures) -> Verdict:
-    """Whether this machine can take part, and how it will be reached."""
+    """Return whether this machine can take part, and how it will be reached."""
     reachable = [relay for relay in figures.relays if relay.reachable and not relay.refused]
     answers = [relay.udp for relay in figures.relays if relay.udp is not None]
     udp = any(answers) if answers else None
@@ -176,5 +179,5 @@ def _advice(figures: Figures, nat: str, *, udp: bool | None, global6: bool) -> l
 
 
 def as_json(figures: Figures, verdict: Verdict) -> dict[str, Any]:
-    """Everything as plain values."""
+    """Return everything as plain values."""
     return {"verdict": asdict(verdict), **asdict(figures)}

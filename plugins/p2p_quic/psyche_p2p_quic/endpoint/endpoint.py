@@ -1,10 +1,10 @@
 """Our sockets and our key: binds them, makes connections, uses relays.
 
-No socket is bound beyond the requested ones and loopback (by a custom preset; the library would add `[::]`). The library contacts
-every relay that it is handed, also one in the address of a peer. So `dial` takes a relay only if it is one of those of
-`use_relays`. It also tries the addresses that a peer names on an existing connection, to find a direct path.
+Only the requested sockets and loopback are bound (by a custom preset; the library would add `[::]`). The library contacts every
+relay that it is given, even one in the address of a peer. So `dial` takes a relay only if it is one of those of `use_relays`. The
+library also tries the addresses that a peer names on an existing connection, to find a direct path.
 
-Decisions about peers belong in `connections`, which relays to use in `addresses.relay_urls` and `transport`.
+`connections` makes decisions about peers; `addresses.relay_urls` and `transport` decide which relays to use.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Endpoint:
         return made
 
     async def _bind(self, ips: Sequence[str]) -> None:
-        """Bind these addresses in place of those that are bound, which are left open."""
+        """Bind these addresses instead of those that are bound, which stay open."""
         hosts = [ipaddress.ip_address(ip) for ip in ips]
         families = frozenset(host.version for host in hosts)
         port = self._wanted_port
@@ -104,10 +104,10 @@ class Endpoint:
         self._bound, self._families = tuple(ips), families
 
     async def follow_interface(self, moved: Callable[[], None], *, timeout: float) -> bool:
-        """Whether our interface had only other addresses than the bound ones, and its new ones are bound now.
+        """Bind our interface's new addresses if it no longer has the bound ones. Return whether that was done.
 
-        All links end then. The relays are the same, external addresses are none. moved: called before anything arrives at the
-        new addresses. timeout: seconds for closing what was bound before. Raises TransportError if they cannot be bound.
+        All links end then. The relays stay the same, and external addresses are dropped. moved: called before anything arrives at
+        the new addresses. timeout: seconds for closing what was bound before. Raises TransportError if they cannot be bound.
         """
         if self._follows is None:
             return False
@@ -129,9 +129,9 @@ class Endpoint:
 
     @property
     def sockets(self) -> tuple[tuple[str, int], ...]:
-        """(ip, port) pairs at which we may be reached now: external addresses first, loopback only where there is nothing else.
+        """(ip, port) pairs at which we may be reached now: external addresses first, loopback only if there is nothing else.
 
-        In a fixed order, so that equal addresses look equal.
+        They are in a fixed order, so that equal sets of addresses are equal.
         """
         found = set()
         for text in {*self._endpoint.addr().direct_addresses(), *self._external}:
@@ -144,7 +144,7 @@ class Endpoint:
         return tuple((str(ip), port) for _, _, ip, port in sorted(others or found)[:8])
 
     def is_bound(self, address: str) -> bool:
-        """Whether an `ip:port` is one of our sockets' own."""
+        """Return whether an `ip:port` is the address of one of our own sockets."""
         return address not in self._external and address in self._endpoint.addr().direct_addresses()
 
     @property
@@ -179,7 +179,7 @@ class Endpoint:
     async def use_relays(self, urls: Sequence[str], *, token: str | None = None) -> None:
         """Use these relays (see `relay_urls.canonical_relay`) and no others. token: shown to each of them.
 
-        Calls may overlap: whichever ends last, the relays are those of the newest call.
+        Calls may overlap: whichever ends last, the relays of the newest call are used.
         """
         if not self._can_relay:
             return
@@ -188,10 +188,10 @@ class Endpoint:
         async with self._choosing:
             with as_link_lost("choose relays"):
                 while self._relays != self._wanted_relays[0]:
-                    await self._change_relays(*self._wanted_relays)  # of the newest call, which may have come meanwhile
+                    await self._change_relays(*self._wanted_relays)  # those of the newest call, which may have come meanwhile
 
     async def _change_relays(self, wanted: tuple[str, ...], token: str | None) -> None:
-        """What was done is noted at once, so that a failure or cancellation leaves a true list."""
+        """Change the relays. Each change is recorded at once, so that the list is right even after a failure or cancellation."""
         for url in [url for url in self._relays if url not in wanted]:
             self._relays = tuple(each for each in self._relays if each != url)
             await self._endpoint.remove_relay(url)
@@ -203,7 +203,7 @@ class Endpoint:
         self._relays = wanted
 
     async def is_online(self, *, seconds: float) -> bool:
-        """Whether a relay has let us in, or does within some seconds. `home_relay` only says which one answers requests."""
+        """Return whether a relay has admitted us, or does within some seconds; `home_relay` only names one that answers."""
         with anyio.move_on_after(seconds):
             await self._endpoint.online()
             return True
@@ -222,7 +222,7 @@ class Endpoint:
                     await self._endpoint.add_external_addr(address)
 
     async def arrival(self) -> Arrival | None:
-        """The next connection attempt, None once the endpoint is closed."""
+        """Return the next connection attempt, None once the endpoint is closed."""
         while True:
             asked = self._endpoint
             with as_link_lost("accept a connection"):

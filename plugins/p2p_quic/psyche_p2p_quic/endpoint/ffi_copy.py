@@ -1,8 +1,8 @@
 """Patches one method of the iroh bindings, so that bytes passed to Rust are copied at once, not one by one in Python.
 
-The method of version 1.2 sends 4 MB/s and blocks the event loop meanwhile (iroh-ffi issue 229). It is replaced only in the
-versions in which it was measured, and only if the replacement passes a test against the real library. Otherwise there is a
-warning, and everything works, but slowly. Remove this module when a fixed release is out.
+The method of version 1.2 sends 4 MB/s and blocks the event loop meanwhile (iroh-ffi issue 229). It is replaced only in versions
+in which the replacement was measured, and only if it passes a test against the real library. Otherwise there is a warning, and
+everything works, but slowly. Remove this module when a fixed release is out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _write(builder: Any, value: bytes | memoryview) -> None:
 
 
 def _copies_right() -> bool:
-    """Whether a Rust buffer returns samples as they were appended, also across a reallocation."""
+    """Return whether a Rust buffer returns samples as they were appended, also across a reallocation."""
     builder = _ffi._UniffiRustBufferBuilder()
     try:
         _write(builder, _SAMPLE[:5])
@@ -48,7 +48,7 @@ def _copies_right() -> bool:
 
 
 def mend() -> bool:
-    """Replace the method where the replacement is known to work, else warn and return False. Safe to call again."""
+    """Replace the method if the replacement is known to work, else warn and return False. Safe to call again."""
     version = importlib.metadata.version("iroh")
     builder = getattr(_ffi, "_UniffiRustBufferBuilder", None)
     if getattr(builder, "write", None) is _write:
@@ -61,7 +61,7 @@ def mend() -> bool:
         try:
             if not _copies_right():
                 reason = "its test failed"
-        except Exception as error:  # whatever differs in this build: keep the original method
+        except Exception as error:  # this build differs in some way: keep the original method
             reason = f"its test raised {type(error).__name__}: {error}"
 
     if reason:

@@ -1,10 +1,10 @@
-"""Connections and streams of iroh, which work around the library's pitfalls.
+"""Connections and streams of iroh, with workarounds for problems of the library.
 
 Errors become `LinkLost` with a message (`str(IrohError)` is empty). A stream that is given up is stopped and reset, because one
 that is only dropped looks finished to the peer. A finished stream waits until the peer has received it.
 
-Callers must know: cancelling a read loses data, so the stream is unusable after it. Every stream's content must carry its own
-length and hash. How connections are made is in `endpoint`; decisions about peers belong in `connections`.
+Callers must know: cancelling a read loses data, so the stream is unusable after it. Every stream's content must contain its own
+length and hash. `endpoint` makes connections; `connections` makes decisions about peers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def as_link_lost(doing: str) -> Iterator[None]:
 
 
 class ObserverRefused(LinkLost):
-    """An observer was reached, and did not tell our address."""
+    """An observer was reached, but did not send our address."""
 
 
 class Stream:
@@ -60,17 +60,17 @@ class Stream:
         self._receive = bi_stream.recv()
 
     async def read(self, most: int) -> bytes:
-        """Between 1 and `most` bytes, b"" at the end. Cancelling it breaks the stream."""
+        """Return between 1 and `most` bytes, b"" at the end. Cancelling it breaks the stream."""
         with as_link_lost("read"):
             return bytes(await self._receive.read(most))
 
     async def read_exactly(self, count: int) -> bytes:
-        """`count` bytes; LinkLost when the stream ends before. Cancelling it breaks the stream."""
+        """Return `count` bytes; raise LinkLost when the stream ends before. Cancelling it breaks the stream."""
         with as_link_lost("read"):
             return bytes(await self._receive.read_exact(count))
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Hand over all bytes; waits while the peer does not read. Cancelling it breaks the stream."""
+        """Write all bytes; wait while the peer does not read. Cancelling it breaks the stream."""
         with as_link_lost("write"):
             await self._send.write_all(data)
 
@@ -90,7 +90,7 @@ class Stream:
             await self._send.set_priority(_CONTROL_PRIORITY)
 
     async def stop_reading(self) -> None:
-        """Tell the peer that nothing more is read, and drop received data. No read may be pending."""
+        """Inform the peer that nothing more is read, and drop received data. No read may be pending."""
         with anyio.move_on_after(_GIVE_UP_SECONDS, shield=True):
             try:
                 await self._receive.stop(0)
@@ -109,7 +109,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """How the packets of a link travel now. relayed: through a relay. rtt: seconds there and back, 0 before it is measured."""
+    """The present path of a link's packets. relayed: through a relay. rtt: seconds there and back, 0 before it is measured."""
 
     relayed: bool
     rtt: float
@@ -126,7 +126,7 @@ class Link:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The `ip:port` texts the peer has answered from on this connection, normally one; empty once it is closed."""
+        """The `ip:port` texts from which the peer has answered on this connection, normally one; empty once it is closed."""
         paths = self._connection.paths()
         return tuple(str(path.remote_addr) for path in paths if path.is_ip and (path.is_selected or path.stats.udp_rx_datagrams))
 
@@ -134,9 +134,9 @@ class Link:
     def path(self) -> Path | None:
         """The path in use; None once the link is closed, and while nothing has arrived.
 
-        The library selects no path on a connection from a peer whose earlier one, from another address, has just ended; then it
-        is the one from which most has come since we last looked. On a busy machine it lists none for a while, though messages
-        arrive: then it is the one that was used last.
+        The library selects no path on a connection from a peer whose earlier connection, from another address, has just ended;
+        then this is the path on which most has arrived since the last call. On a busy machine the library lists no path for a
+        while, though messages arrive; then this is the path that was used last.
         """
         if self._connection.close_reason():
             return None
@@ -152,18 +152,18 @@ class Link:
         return self._path
 
     async def read_one_way(self, most: int) -> bytes:
-        """All of the next one-way stream that the peer opens, at most so many bytes."""
+        """Return all of the next one-way stream that the peer opens, at most `most` bytes."""
         with as_link_lost("read a one-way stream"):
             stream = await self._connection.accept_uni()
             return bytes(await stream.read_to_end(most))
 
     async def open(self) -> Stream:
-        """A new stream; the peer sees it after the first write."""
+        """Open a stream; the peer sees it after the first write."""
         with as_link_lost("open a stream"):
             return Stream(await self._connection.open_bi())
 
     async def accept(self) -> Stream:
-        """The next stream the peer opened."""
+        """Return the next stream that the peer opened."""
         with as_link_lost("accept a stream"):
             return Stream(await self._connection.accept_bi())
 
@@ -184,12 +184,12 @@ class Link:
 
     @property
     def close_reason(self) -> str:
-        """Why it ended, "" while it is open; the peer's text, safe to show."""
+        """Why the link ended, "" while it is open; the peer's text, safe to show."""
         return printable(str(self._connection.close_reason() or ""))
 
     @property
     def peer_code(self) -> int | None:
-        """The code that the peer closed it with; None while it is open or when it ended otherwise."""
+        """The code with which the peer closed the link; None while it is open or if it ended otherwise."""
         found = _PEER_CODE.fullmatch(str(self._connection.close_reason() or ""))
         return int(found[1]) if found else None
 
@@ -207,7 +207,7 @@ class Arrival:
             return Link(await accepting.connect())
 
     async def prove_source(self) -> bool:
-        """Make the sender prove its address by connecting again (QUIC retry); False when it has proved it already."""
+        """Make the sender prove its address by connecting again (QUIC retry); return False when it has proved it already."""
         with as_link_lost("ask for a retry"):
             if await self._incoming.remote_addr_validated():
                 return False

@@ -1,9 +1,9 @@
 """Keeps our own address current: what is bound, what the user advertises, and what a relay's observer sees.
 
-Behind a router an endpoint knows only addresses of its own network. The observer beside a relay (`address_observer.protocol`)
-tells the one that others see; the connection to it stays open, so that the router keeps the mapping. Where the observer is,
-only the relay itself is asked; redirects are not followed and no proxy is used. The observer is asked again every minute,
-because routers change mappings. Nothing here decides which relays are used.
+Behind a router an endpoint knows only addresses of its own network. The observer of a relay (`address_observer.protocol`) tells
+us the address that others see; the connection to it stays open, so that the router keeps the mapping. Only the relay itself is
+asked where its observer is; redirects are not followed and no proxy is used. The observer is asked again every minute, because
+routers change mappings. This module does not decide which relays are used.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ FORGET_AFTER = 3
 
 
 class OwnAddress:
-    """endpoint: whose external addresses are kept. advertised: `ip:port` texts, always offered. observe: whether to ask.
+    """Keeps the external addresses of an endpoint. advertised: `ip:port` texts, always offered. observe: whether to ask
+    observers.
 
-    After `ask_again` the observers of the endpoint's relays are asked at once. `asked` is set once the first of them has answered
-    or all have failed.
+    After `ask_again` the observers of the endpoint's relays are asked at once. `asked` is set once one of them has answered or
+    all have failed.
     """
 
     def __init__(self, endpoint: Endpoint, *, advertised: Sequence[str] = (), observe: bool = True) -> None:
@@ -54,12 +55,12 @@ class OwnAddress:
         self._held: Link | None = None
 
     def ask_again(self) -> None:
-        """The relays have changed: ask their observers now."""
+        """Ask the observers of the relays now, because the relays have changed."""
         self.asked = anyio.Event()
         self._again.set()
 
     async def follow_interface(self, moved: Callable[[], None], settings: QuicSettings) -> None:
-        """Bind anew whenever this machine has moved to another network, see `Endpoint.follow_interface`; until cancelled."""
+        """Bind again whenever this machine has moved to another network, see `Endpoint.follow_interface`; until cancelled."""
         while True:
             await anyio.sleep(settings.interface_seconds)
             try:
@@ -90,7 +91,7 @@ class OwnAddress:
             self._hold(None)
 
     async def _wait(self, seconds: float | None) -> None:
-        """Until it is time to ask again: after some seconds, when the relays change, or when the observer leaves."""
+        """Wait until it is time to ask again: after some seconds, when the relays change, or when the observer disconnects."""
         again = self._again
         with anyio.move_on_after(seconds):
             if self._held is None:
@@ -108,7 +109,7 @@ class OwnAddress:
         scope.cancel()
 
     async def _ask(self, relays: Sequence[str]) -> bool:
-        """Ask the observers of these relays in turn; returns whether one answered."""
+        """Ask the observers of these relays one after the other; return whether one answered."""
         for relay in relays:
             try:
                 link, seen = await self._call(relay)
@@ -149,8 +150,10 @@ class OwnAddress:
 
 @dataclass(frozen=True, slots=True)
 class RelayAnswer:
-    """What a relay said of its observer. hosts: IP addresses of the relay's host, IPv4 if there are any. date: its clock's
-    unix seconds, None if it did not say; whole seconds.
+    """A relay's answer about its observer.
+
+    hosts: IP addresses of the relay's host, IPv4 if there are any. date: its clock's unix seconds, None if it did not send them;
+    whole seconds.
     """
 
     location: ObserverLocation

@@ -1,4 +1,4 @@
-"""Who may use a relay. A policy is asked when a client has proved its id, and again when it has changed. Pure."""
+"""Decides who may use a relay. A policy is asked when a client has proved its id, and again when the policy changes. Pure."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ class Verdict(enum.Enum):
     """The answer about one id."""
 
     ALLOW = "allow"
-    WAIT = "wait"  # not now, and perhaps soon: ask again when the policy has changed
+    WAIT = "wait"  # not now, but perhaps soon: ask again when the policy has changed
     DENY = "deny"
 
 
 class Access(Protocol):
     """A policy.
 
-    refusal: the reason that a refused client is told; at most 127 bytes. knows_owners: whether who is admitted is known by key,
-    so that nobody can have many admitted keys, and their number for each address need not be limited.
+    refusal: the reason sent to a refused client; at most 127 bytes. knows_owners: whether clients are admitted by key. Nobody can
+    then have many admitted keys, so their number for each address need not be limited.
     """
 
     refusal: str
     knows_owners: bool
 
     def judge(self, key: bytes, token: str | None) -> Verdict:
-        """Whether the owner of the id `key`, who sent `token`, may use the relay now."""
+        """Return whether the owner of the id `key` may use the relay now. token: sent by the client."""
         ...
 
 
 class OpenAccess:
-    """Everybody."""
+    """Admits everybody."""
 
     refusal = ""
     knows_owners = False
 
     def judge(self, key: bytes, token: str | None) -> Verdict:  # noqa: ARG002  # a policy's signature
-        """Always ALLOW."""
+        """Return ALLOW."""
         return Verdict.ALLOW
 
 
 class TokenAccess:
-    """Who knows one of the tokens. Comparing takes equally long for every wrong token of equal length."""
+    """Admits clients that know one of the tokens. Comparing takes equally long for every wrong token of equal length."""
 
     refusal = "this relay needs a token: not authorized"
     knows_owners = False
@@ -52,19 +52,19 @@ class TokenAccess:
         self._tokens = [token.encode() for token in tokens]
 
     def replace(self, tokens: Iterable[str]) -> None:
-        """From now on these tokens only."""
+        """Accept only these tokens from now on."""
         self._tokens = [token.encode() for token in tokens]
 
     def judge(self, key: bytes, token: str | None) -> Verdict:  # noqa: ARG002  # a policy's signature
-        """ALLOW for a known token, else DENY."""
+        """Return ALLOW for a known token, else DENY."""
         given = (token or "").encode()
         return Verdict.ALLOW if any(hmac.compare_digest(given, known) for known in self._tokens) else Verdict.DENY
 
 
 class MemberAccess:
-    """Members of runs. Nobody is a member before the first call of `replace`.
+    """Admits members of runs. Nobody is a member before the first call of `replace`.
 
-    Others are told to wait, since a client often comes here some moments before the coordinator has it as a member.
+    Others get a request to wait, since a client often connects some moments before the coordinator lists it as a member.
     """
 
     refusal = "this relay serves the members of a run only: not authorized"
@@ -74,10 +74,10 @@ class MemberAccess:
         self.members: frozenset[bytes] = frozenset()
 
     def replace(self, members: Iterable[bytes]) -> bool:
-        """From now on these members only; whether that is a change."""
+        """Accept only these members from now on; return whether that is a change."""
         before, self.members = self.members, frozenset(members)
         return before != self.members
 
     def judge(self, key: bytes, token: str | None) -> Verdict:  # noqa: ARG002  # a policy's signature
-        """ALLOW for a member, else WAIT."""
+        """Return ALLOW for a member, else WAIT."""
         return Verdict.ALLOW if key in self.members else Verdict.WAIT

@@ -1,7 +1,7 @@
-"""Which connections may stay before they have proved anything: counted by address, with places of their own. Pure.
+"""Limits connections that have not proved a key, by address. They have their own places. Pure.
 
-Connections that have proved nothing have places of their own. Where there are none left, the oldest one from wherever most of
-them come goes; so others can fill these places, and still keep out nobody who comes to prove its key.
+When all these places are taken, the oldest connection from the network with the most of them is closed. So an attacker can fill
+these places, but cannot keep out a client that proves its key.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Generic, TypeVar
 from psyche_core.rate_limit import address_block
 
 _HOUSEHOLD_BITS = 56
-"""Of the IPv6 network that a provider gives to one household."""
+"""Prefix length of the IPv6 network that a provider gives to one household."""
 
 _Connection = TypeVar("_Connection", bound=Hashable)
 
 
 class Admission(Generic[_Connection]):
-    """most, most_per_address, rate: see `AddressCounter`. most_waiting: of those that have proved nothing.
+    """Counts connections. most, most_per_address, rate: see `AddressCounter`. most_waiting: of those that have proved nothing.
 
     excuses: whether a connection that has proved its key no longer counts for its address, because its owner is known.
     """
@@ -35,16 +35,16 @@ class Admission(Generic[_Connection]):
 
     @property
     def total(self) -> int:
-        """How many connections are counted, of any state."""
+        """Number of counted connections, in any state."""
         return self._addresses.total
 
     @property
     def waiting(self) -> int:
-        """How many connections have proved nothing yet."""
+        """Number of connections that have proved nothing yet."""
         return len(self._waiting)
 
     def enter(self, connection: _Connection, host: str, now: float) -> tuple[bool, _Connection | None]:
-        """Count a new connection. Whether it may stay, and an older one that goes for it: no longer counted, to be closed."""
+        """Count a new connection. Return whether it may stay, and an older one to close for it, which no longer counts."""
         if self._addresses.is_too_fast(host, now):
             return False, None
 
@@ -62,7 +62,7 @@ class Admission(Generic[_Connection]):
         return True, crowded
 
     def proved(self, connection: _Connection) -> None:
-        """A connection has proved its key, and is admitted. Without effect for one that is not counted."""
+        """Note that a connection has proved its key and is admitted. Ignores a connection that is not counted."""
         place = self._places.get(connection)
         if place is None:
             return
@@ -73,7 +73,7 @@ class Admission(Generic[_Connection]):
             self._addresses.excuse(place)
 
     def leave(self, connection: _Connection) -> None:
-        """A connection's place is free again. Idempotent."""
+        """Free a connection's place. Idempotent."""
         place = self._places.pop(connection, None)
         if place is None:
             return
@@ -87,10 +87,10 @@ class Admission(Generic[_Connection]):
 
 
 class AddressCounter:
-    """Connections of each address: how many at once, and how many a second.
+    """Counts the connections of each address: how many at once, and how many a second.
 
-    An IPv6 network of 56 bits counts as one address, because one household may have it. most: of all. rate: new connections
-    a second of one address, after twice `most_per_address` and 16 at once. Memory is bounded by `most`: an address without
+    An IPv6 network of 56 bits counts as one address, because one household may have it. most: of all. rate: new connections a
+    second of one address, after twice `most_per_address` and 16 at once. Memory is limited by `most`: an address without
     connections is forgotten as soon as it may make all of them at once again, or when others need its place.
     """
 
@@ -103,7 +103,7 @@ class AddressCounter:
         self.total: int = 0
 
     def enter(self, host: str, now: float) -> str | None:
-        """Count a connection; its key for `leave`, or None if it is one too many."""
+        """Count a connection; return its key for `leave`, or None if it is one too many."""
         key = address_block(host, ipv6_bits=_HOUSEHOLD_BITS)
         place = self._places.get(key)
         if place is None:
@@ -120,27 +120,27 @@ class AddressCounter:
         return key
 
     def is_too_fast(self, host: str, now: float) -> bool:
-        """Whether that address may make no new connection now, however many it has."""
+        """Return whether that address may make no new connection now, however many it has."""
         place = self._places.get(address_block(host, ipv6_bits=_HOUSEHOLD_BITS))
         return place is not None and place.allowed + (now - place.at) * self._rate < 1
 
     def is_full(self, host: str) -> bool:
-        """Whether that address has as many connections as it may have."""
+        """Return whether that address has its maximum number of connections."""
         place = self._places.get(address_block(host, ipv6_bits=_HOUSEHOLD_BITS))
         return place is not None and place.count >= self._most_per_address
 
     def excuse(self, key: str) -> None:
-        """A connection no longer counts for its address, only in the total: its owner is known. It ends by `leave_excused`."""
+        """Count a connection only in the total, not for its address, because its owner is known. End it with `leave_excused`."""
         self._places[key].count -= 1
         self._places[key].excused += 1
 
     def leave(self, key: str) -> None:
-        """A counted connection has ended."""
+        """Note that a counted connection has ended."""
         self.total -= 1
         self._places[key].count -= 1
 
     def leave_excused(self, key: str) -> None:
-        """An excused connection has ended."""
+        """Note that an excused connection has ended."""
         self.total -= 1
         self._places[key].excused -= 1
 
@@ -160,7 +160,10 @@ class AddressCounter:
 
 @dataclass(slots=True)
 class _Place:
-    """count: open connections. allowed: new ones it may make, as of `at`. excused: open ones that are not in `count`."""
+    """The connections of one address. count: open ones. allowed: new ones it may make, as of `at`.
+
+    excused: open, not in `count`.
+    """
 
     count: int
     allowed: float
@@ -169,7 +172,7 @@ class _Place:
 
 
 class Waiting(Generic[_Connection]):
-    """Connections that have proved nothing, in the order in which they came. Where one must go, a crowd loses one of its own."""
+    """Connections that have proved nothing, in the order in which they came. To make room, the largest group loses its oldest."""
 
     def __init__(self) -> None:
         self._places: dict[str, dict[_Connection, None]] = {}
@@ -180,14 +183,14 @@ class Waiting(Generic[_Connection]):
         return self._count
 
     def add(self, connection: _Connection, place: str) -> None:
-        """One has come from that place, see `place_of`."""
+        """Add a connection of that place, see `place_of`."""
         there = self._places.setdefault(place, {})
         there[connection] = None
         self._count += 1
         self._resize(place, len(there) - 1, len(there))
 
     def remove(self, connection: _Connection, place: str) -> bool:
-        """It waits no longer; whether it did."""
+        """Remove a connection that waits no longer; return whether it was waiting."""
         there = self._places.get(place, {})
         if connection not in there:
             return False
@@ -200,15 +203,15 @@ class Waiting(Generic[_Connection]):
         return True
 
     def oldest(self, place: str) -> _Connection | None:
-        """The first one of a place."""
+        """Return the oldest connection of a place."""
         return next(iter(self._places.get(place, {})), None)
 
     def oldest_of_most(self) -> _Connection | None:
-        """The first one of the place that has the most."""
+        """Return the oldest connection of the place with the most connections."""
         return None if not self._sizes else self.oldest(next(iter(self._sizes[max(self._sizes)])))
 
     def _resize(self, place: str, before: int, now: int) -> None:
-        """Keep places by size, so that finding the largest does not get slower in a flood."""
+        """Keep places sorted by size, so that finding the largest does not become slower in a flood."""
         if before:
             del self._sizes[before][place]
             if not self._sizes[before]:

@@ -1,12 +1,12 @@
-"""One connection's life, from its first byte to its last: HTTP request, challenge, admission, frames, end. No I/O.
+"""One connection, from its first byte to its last: HTTP request, challenge, admission, frames, end. No I/O.
 
-The shell feeds bytes and asks for bytes; a `Client` never calls the shell. What arrives for others goes to the router. States:
+The server passes bytes in and takes bytes out; a `Client` never calls the server. Frames for others go to the router. States:
 
     REQUEST -> CHALLENGED -> WAITING -> CONNECTED -> CLOSING
        |           |___________|___________|            ^
        |________________________________________________|
 
-WAITING is passed at once by a client that the policy knows.
+A client that the policy admits passes WAITING at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from psyche_p2p_quic.relay.protocol.websocket import (
 
 
 class Relay(Protocol):
-    """What a connection needs of all the others: `router.Router`."""
+    """The relay's interface for a connection; implemented by `router.Router`."""
 
     access: Access
     limits: RelayLimits
@@ -45,29 +45,29 @@ class Relay(Protocol):
     queued_bytes: int
 
     def nonce(self) -> bytes:
-        """16 random bytes."""
+        """Return 16 random bytes."""
 
     def jitter(self) -> float:
-        """Seconds to add to the time between pings."""
+        """Return seconds to add to the time between pings."""
 
     def has_room(self) -> bool:
-        """Whether another client may begin its handshake."""
+        """Return whether another client may begin its handshake."""
 
     def connect(self, client: Client, now: float) -> None:
-        """A client was admitted."""
+        """Note that a client was admitted."""
 
     def disconnect(self, client: Client) -> None:
-        """A client's connection ends. Idempotent."""
+        """Note that a client's connection ends. Idempotent."""
 
     def receive(self, client: Client, frame: bytes) -> None:
-        """A frame from a connected client. Raises WireError."""
+        """Handle a frame from a connected client. Raises WireError."""
 
     def mark(self, client: Client) -> None:
-        """Something was queued for the client."""
+        """Note that something was queued for the client."""
 
 
 class Phase(enum.Enum):
-    """Where a connection is in its life."""
+    """The state of a connection."""
 
     REQUEST = "request"
     CHALLENGED = "challenged"
@@ -77,7 +77,7 @@ class Phase(enum.Enum):
 
 
 _CONTROL_FRAMES = 64
-"""How many more frames of our own may wait than forwarded ones."""
+"""How many more of our own frames may wait than forwarded ones."""
 
 _MOST_EARLY_BYTES = 4096
 """Most bytes from a client that is not admitted; it has one frame of 98 bytes to send."""
@@ -88,9 +88,9 @@ _BEFORE_CONNECTED = frozenset({Phase.REQUEST, Phase.CHALLENGED, Phase.WAITING})
 class Client:
     """One connection and what waits to be sent to it.
 
-    host: its IP address. key: its id once proved. token: that it sent. out_bytes: waiting, of `take`. paused_until: until when
-    nothing may be read from it. blocked_since: since when the socket takes nothing, None while it does; set by the shell.
-    ending: why it is closed, "" while it is not.
+    host: its IP address. key: its id once proved. token: the one that it sent. out_bytes: bytes that wait for `take`.
+    paused_until: nothing may be read from it before this time. blocked_since: since when the socket accepts no bytes, None while
+    it does; set by the server. ending: why it is closed, "" while it is not.
     """
 
     __slots__ = (
@@ -210,7 +210,7 @@ class Client:
             raise WireError(message)
 
     def _receive_answer(self, messages: list[bytes], now: float) -> list[bytes]:
-        """Check the answer to the challenge; what came behind it."""
+        """Check the answer to the challenge; return the frames that came after it."""
         if not messages or self.phase is Phase.CLOSING:
             return []
 
@@ -236,7 +236,7 @@ class Client:
         return messages[1:]
 
     def ask_admission(self, now: float) -> None:
-        """Ask the policy about a client that has proved its id; again when the policy has changed."""
+        """Ask the policy about a client that has proved its id. Called again when the policy has changed."""
         match self._relay.access.judge(self.key, self.token):
             case Verdict.ALLOW if self.phase is Phase.WAITING and not self._relay.has_room():
                 self._deny("too many clients", now)
@@ -258,7 +258,7 @@ class Client:
         self._end(reason, close_frame(CloseCode.POLICY), now)
 
     def _heed_rates(self, count: int, now: float) -> None:
-        """Say for how long nothing more may be read."""
+        """Set how long nothing more may be read."""
         assert self._bucket is not None
         pause = max(self._bucket.take(now, count), self._relay.total_bucket.take(now, count))
         if pause <= 0:
@@ -267,13 +267,13 @@ class Client:
         self._relay.counters.rate_limited += 1
         self.paused_until = now + pause
         if not self._limited:
-            self._limited = True  # once: a client that is told each time would be told all the time
+            self._limited = True  # only once, because otherwise the client would get the message again and again
             self.queue_control(frames.health(frames.Health.RATE_LIMITED, self.version))
 
     # ------------------------------------------------------------------------------------------------------- what is sent
 
     def queue_control(self, frame: bytes) -> None:
-        """Queue one of our own frames. Dropped only if the client reads nothing and makes us say ever more."""
+        """Queue one of our own frames. It is dropped only if the client reads nothing and causes more and more of them."""
         if self._has_control_room():
             self._put(binary_header(len(frame)) + frame)
 
@@ -281,7 +281,7 @@ class Client:
         return len(self._out) < self._limits.queue_packets + _CONTROL_FRAMES
 
     def queue_packet(self, head: bytes, body: memoryview) -> bool:
-        """Queue a forwarded frame, in two parts; False if there is no room."""
+        """Queue a forwarded frame, in two parts; return False if there is no room."""
         size = len(head) + len(body)
         if len(self._out) >= self._limits.queue_packets or self.out_bytes + size > self._limits.queue_bytes:
             return False
@@ -299,7 +299,7 @@ class Client:
         self._relay.mark(self)
 
     def take(self, most: int) -> bytes:
-        """Bytes for the socket: whole frames, at least one, together no more than `most` unless one frame is longer."""
+        """Return bytes for the socket: whole frames, at least one, together at most `most` unless one frame is longer."""
         parts: list[bytes | memoryview] = []
         size = 0
         out = self._out
@@ -319,7 +319,7 @@ class Client:
     # ---------------------------------------------------------------------------------------------------------- its end
 
     def close(self, code: CloseCode, reason: str, now: float) -> None:
-        """Close the connection for a reason that the client is told. What is queued for it is dropped."""
+        """Close the connection for a reason that is sent to the client. What is queued for it is dropped."""
         if self.phase is not Phase.CLOSING:
             self._drop_queue()
             self._end(reason, close_frame(code, reason), now)
@@ -346,7 +346,7 @@ class Client:
         self.out_bytes = 0
 
     def lost(self) -> None:
-        """The socket is gone."""
+        """Note that the socket was closed."""
         self._relay.disconnect(self)
         self.phase = Phase.CLOSING
         self.ending = self.ending or "the connection was lost"
@@ -355,7 +355,7 @@ class Client:
     # ------------------------------------------------------------------------------------------------------------- time
 
     def tick(self, now: float) -> bool:
-        """Do what is due; True if the socket must be closed now, whatever is still queued."""
+        """Do what is due; return True if the socket must be closed now, whatever is still queued."""
         if self.phase is Phase.CLOSING:
             return now >= self._deadline
 
@@ -375,7 +375,7 @@ class Client:
             return True
 
         if now < self.paused_until:
-            self.heard_at = now  # what it says lies unread
+            self.heard_at = now  # what it sends is not being read
         elif self._pinged_at is not None:
             if now - self._pinged_at >= limits.pong_seconds:
                 self._relay.counters.ping_timeouts += 1

@@ -1,4 +1,4 @@
-"""What one client, one address and all together may use of a relay. Pure."""
+"""Limits of what one client, one address and all clients together may use of a relay. Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class RelayLimits:
     """Times are seconds, sizes bytes, rates bytes per second; a rate of None means no limit.
 
     handshake_seconds: from the connection to a proven id, TLS and HTTP included. admission_seconds: how long a proven id that is
-    not admitted may wait until it is, for instance until the run knows the new member. ping_seconds, ping_jitter_seconds: a
-    silent client is asked after the first and a random part of the second. pong_seconds: for its answer. write_seconds: for a
-    client that takes nothing of what is written to it. linger_seconds: for the end of a connection that we close.
+    not admitted may wait until it is, for instance until the run lists the new member. ping_seconds, ping_jitter_seconds: a
+    silent client is pinged after the first and a random part of the second. pong_seconds: for its answer. write_seconds: for a
+    client that reads nothing of what is written to it. linger_seconds: for the end of a connection that we close.
 
-    clients: proven connections. connections: open ones of any state; what `clients` leaves of them is for those that are not
-    proven yet. connections_per_address: of one IPv4 address or IPv6 /56, see `admission`. connection_rate_per_address: new
+    clients: proven connections. connections: open ones in any state; what `clients` leaves of them is for connections that are
+    not proven yet. connections_per_address: of one IPv4 address or IPv6 /56, see `admission`. connection_rate_per_address: new
     ones a second. connections_per_id: of one id; a further one closes the oldest.
 
-    queue_packets, queue_bytes: waiting for one client, beyond which packets to it are dropped. total_queue_bytes: waiting for
-    all. message_bytes: of one frame. client_rate, total_rate: of what clients send. burst_seconds: what a client may send at once
-    after a pause, as seconds of its rate. remembered_peers: of one client, to tell them when it leaves.
+    queue_packets, queue_bytes: waiting for one client; further packets to it are dropped. total_queue_bytes: waiting for all.
+    message_bytes: of one frame. client_rate, total_rate: of what clients send. burst_seconds: what a client may send at once
+    after a pause, as seconds of its rate. remembered_peers: of one client, to inform them when it leaves.
     """
 
     handshake_seconds: float = 10.0
@@ -51,7 +51,7 @@ class RelayLimits:
 
     @property
     def unproven(self) -> int:
-        """Most connections that have not proved an id, or are not admitted."""
+        """Most connections that have not proved an id or are not admitted."""
         return max(1, self.connections - self.clients)
 
     def rate_of(self, rate: float | None) -> TokenBucket:

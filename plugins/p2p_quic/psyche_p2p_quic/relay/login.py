@@ -1,7 +1,7 @@
-"""Logging in to a relay as one of its clients: whether it lets us in, and why not.
+"""Logs in to a relay as one of its clients, to find out whether the relay admits us, and why not.
 
-iroh does not tell why a relay refuses an endpoint, so the transport and `psyche doctor network` ask for themselves. What is said
-is in `protocol`; nothing here forwards or receives a member's datagrams.
+iroh does not report why a relay refuses an endpoint, so the transport and `psyche doctor network` find out themselves. The
+protocol is in `protocol`; this module does not forward or receive a member's datagrams.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class TokenRefused(TransportError):
-    """The relay asks for a token, and got none or a wrong one. Joining the run does not help, unlike with one for members."""
+    """The relay needs a token, and got none or a wrong one. Joining the run does not help; with a relay for members it would."""
 
 
 class MembersOnly(TransportError):
-    """The relay serves the members of a run, and our key is none of them now."""
+    """The relay serves only the members of a run, and our key is not one of them now."""
 
 
 class RelayLogin:
-    """A connection to a relay that has let us in. public: our key's public half."""
+    """A connection to a relay that has admitted us. public: our key's public half."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, public: bytes) -> None:
         self._reader = reader
@@ -48,7 +48,7 @@ class RelayLogin:
     async def open(cls, url: str, key: SecretKey, *, token: str | None = None) -> Self:
         """Connect and prove the key. May take long; use a timeout.
 
-        Raises TokenRefused, TransportError (the relay refuses, or ends), WireError (it is none), OSError.
+        Raises TokenRefused, TransportError (the relay refuses, or ends), WireError (it is not a relay), OSError.
         """
         parts = urlsplit(url)
         secure = parts.scheme == "https"
@@ -73,11 +73,11 @@ class RelayLogin:
         self._writer.write(client_message(frame))
 
     async def drain(self) -> None:
-        """Wait until the connection takes more."""
+        """Wait until the connection accepts more."""
         await self._writer.drain()
 
     async def receive(self) -> bytes:
-        """The next frame; pings are answered. Raises TransportError when the relay ends the connection."""
+        """Return the next frame; pings are answered. Raises TransportError when the relay ends the connection."""
         try:
             while True:
                 first, size = await self._reader.readexactly(2)
@@ -103,7 +103,7 @@ class RelayLogin:
             raise TransportError(message) from error
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._writer.close()
 
     async def _upgrade(self, host: str, token: str | None) -> None:
@@ -123,7 +123,7 @@ _REFUSALS = {TokenAccess.refusal: TokenRefused, MemberAccess.refusal: MembersOnl
 
 
 def why_unreachable(error: OSError | TimeoutError | http.client.HTTPException) -> str:
-    """Why a connection to a relay or a server failed, in a few words for people."""
+    """Return why a connection to a relay or a server failed, in a few words for people."""
     cause = error.__cause__
     if isinstance(error, OSError) and error.errno is None and isinstance(cause, ExceptionGroup):
         cause = cause.exceptions[0]  # one for each address of a name
@@ -143,16 +143,16 @@ def why_unreachable(error: OSError | TimeoutError | http.client.HTTPException) -
 
 
 async def log_in_once(url: str, key: SecretKey, *, token: str | None = None) -> None:
-    """Log in and leave. Raises TransportError (the relay refuses), WireError (it is none), OSError, TimeoutError."""
+    """Log in and leave. Raises TransportError (the relay refuses), WireError (it is not a relay), OSError, TimeoutError."""
     async with asyncio.timeout(_LOGIN_SECONDS):
         (await RelayLogin.open(url, key, token=token)).close()
 
 
 async def why_refused(url: str, key: SecretKey, *, token: str | None = None, member: bool = True) -> str | None:
-    """Why a relay cannot be used with this key, in one sentence with what to do; None if it can.
+    """Return why a relay cannot be used with this key, in one sentence with what to do; None if it can.
 
-    The owner of the key must not be connected there. member: whether it is a member of its run; a relay that refuses it because
-    it is none yet can be used later.
+    The owner of the key must not be connected there. member: whether it is a member of its run; a relay that refuses a key
+    because it is not a member yet can be used later.
     """
     try:
         await log_in_once(url, key, token=token)

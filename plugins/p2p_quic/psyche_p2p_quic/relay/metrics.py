@@ -1,4 +1,4 @@
-"""What a relay counts, and the text that Prometheus reads. No id and no address appears in it."""
+"""The figures that a relay counts, as the text that Prometheus reads. It contains no id and no address."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def prometheus_text(counters: Counters, gauges: Iterable[tuple[str, str, float]]) -> str:
-    """The exposition format, version 0.0.4. gauges: (name, help text, value)."""
+    """Return the exposition format, version 0.0.4. gauges: (name, help text, value)."""
     lines = []
     for field in fields(counters):
         name = f"psyche_relay_{field.name}_total"

@@ -1,4 +1,4 @@
-"""Who is connected, and where frames go. No I/O: the shell empties `dirty` after every call into a client or into this."""
+"""Knows the connected clients and forwards frames. No I/O: the server empties `dirty` after every call to a client or router."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from psyche_p2p_quic.relay.protocol.websocket import CloseCode
 class Router:
     """All clients of a relay.
 
-    access: the policy. pages: what HTTP requests can ask for. nonce: makes 16 random bytes. jitter: a part of a second, drawn
-    anew at every look at a clock. dirty: clients that something was queued for since the shell last looked.
+    access: the policy. pages: what HTTP requests can ask for. nonce: makes 16 random bytes. jitter: returns a random fraction of
+    a second at every call. dirty: clients for which something was queued since the server last looked.
     """
 
     def __init__(
@@ -42,37 +42,37 @@ class Router:
         self.total_bucket: TokenBucket = limits.rate_of(limits.total_rate)
         self.queued_bytes = 0
         self.dirty: list[Client] = []
-        self._clients: dict[bytes, list[Client]] = {}  # the last one of an id gets its traffic
+        self._clients: dict[bytes, list[Client]] = {}  # by id; the last connection of an id gets its traffic
         self._count = 0
 
     @property
     def client_count(self) -> int:
-        """Connections that have proved their id and were admitted."""
+        """Number of connections that have proved their id and were admitted."""
         return self._count
 
     @property
     def id_count(self) -> int:
-        """Different ids among them."""
+        """Number of different ids among them."""
         return len(self._clients)
 
     def is_connected(self, key: bytes) -> bool:
-        """Whether that id is connected."""
+        """Return whether that id is connected."""
         return key in self._clients
 
     def has_room(self) -> bool:
-        """Whether another client may begin its handshake."""
+        """Return whether another client may begin its handshake."""
         return self._count < self.limits.clients
 
     def nonce(self) -> bytes:
-        """16 random bytes."""
+        """Return 16 random bytes."""
         return self._nonce()
 
     def jitter(self) -> float:
-        """Seconds to add to the time between pings, so that clients that came together are not asked together."""
+        """Return seconds to add to the time between pings, so that clients that came together are not pinged together."""
         return self._jitter() * self.limits.ping_jitter_seconds
 
     def mark(self, client: Client) -> None:
-        """Something was queued for the client."""
+        """Note that something was queued for the client."""
         if not client.dirty:
             client.dirty = True
             self.dirty.append(client)
@@ -80,7 +80,10 @@ class Router:
     # ------------------------------------------------------------------------------------------------ who is connected
 
     def connect(self, client: Client, now: float) -> None:
-        """A client was admitted. The newest connection of an id gets its traffic; the one before it is told."""
+        """Note that a client was admitted.
+
+        The newest connection of an id gets its traffic; the previous connection gets a message about this.
+        """
         self.counters.logins += 1
         same = self._clients.setdefault(client.key, [])
         if same:
@@ -92,7 +95,10 @@ class Router:
             same[0].close(CloseCode.POLICY, "the same id connected too often", now)
 
     def disconnect(self, client: Client) -> None:
-        """A client's connection ends. An older one of the id gets its traffic again, else its peers are told. Idempotent."""
+        """Note that a client's connection ends; idempotent.
+
+        An older connection of the id gets its traffic again. If there is none, its peers are informed.
+        """
         if client.phase is not Phase.CONNECTED:
             return
 
@@ -114,19 +120,19 @@ class Router:
                 self.mark(there[-1])
 
     def reconsider(self, clients: list[Client], now: float) -> None:
-        """The policy has changed: ask it again about these clients."""
+        """Ask the policy again about these clients, because it has changed."""
         for client in clients:
             if client.phase in {Phase.WAITING, Phase.CONNECTED}:
                 client.ask_admission(now)
 
     def may_observe(self, key: bytes) -> bool:
-        """Whether that id may use what belongs to the relay: it is connected, or the policy would admit it without a token."""
+        """Return whether that id may use the observer: it is connected, or the policy would admit it without a token."""
         return self.is_connected(key) or self.access.judge(key, None) is Verdict.ALLOW
 
     # ---------------------------------------------------------------------------------------------------- where frames go
 
     def receive(self, client: Client, frame: bytes) -> None:
-        """A frame from a connected client. Raises WireError."""
+        """Handle a frame from a connected client. Raises WireError."""
         kind = frames.check_client_frame(frame)
         counters = self.counters
         counters.frames_received += 1

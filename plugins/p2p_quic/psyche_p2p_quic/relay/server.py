@@ -1,6 +1,6 @@
-"""The relay's shell: sockets, clock and log. It decides nothing; see `router` and `connection`.
+"""The relay's server: sockets, clock and log. It decides nothing; see `router` and `connection`.
 
-One buffer receives for all connections, since every read is taken in before the next one; so an idle client holds none.
+All connections share one receive buffer, because every read is handled before the next one; so an idle client has none.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _SUMMARY_SECONDS = 60.0
 _BACKLOG = 1024
 _REFUSALS_PER_SECOND, _REFUSALS_BURST = 1.0, 20
 _AWAY_MS, _TRY_FOR_MS = 1000, 60_000
-"""What clients are told about a relay that stops: when to come back, and for how long to try."""
+"""Sent to clients of a relay that stops: when to reconnect, and how long to try."""
 
 
 class RelayServer:
-    """A relay that listens. An async context manager: entering it binds, leaving it closes what is left.
+    """A relay that listens. An async context manager: entering it binds, leaving it closes all connections.
 
     hosts, port: to listen on; port 0 picks a free one, the same for all hosts. tls: a server's context, None for plain HTTP.
-    pages: more HTTP paths. public_metrics: whether others than programs on this machine may read /metrics. gauges: more values
-    for it. clock: seconds that never go back. Raises UserError if it cannot listen there.
+    pages: more HTTP paths. public_metrics: whether programs on other machines may read /metrics. gauges: returns more values for
+    it. clock: monotonic seconds. Raises UserError if it cannot listen there.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class RelayServer:
         return int(self._servers[0].sockets[0].getsockname()[1])
 
     def reconsider(self) -> None:
-        """The access policy has changed: admit who waited, close who may not stay."""
+        """Apply a changed access policy: admit clients that waited, and close clients that may not stay."""
         before = [
             (connection, connection.client, connection.client.phase) for connection in self._connections if connection.client
         ]
@@ -132,7 +132,7 @@ class RelayServer:
         self.flush()
 
     async def drain(self, *, seconds: float) -> None:
-        """Stop listening, tell all clients that the relay goes, and wait until they are gone, at most `seconds`."""
+        """Stop listening, inform all clients that the relay stops, and wait until they have left, at most `seconds`."""
         self._draining = True
         self._stop_listening()
         now = self._clock()
@@ -152,7 +152,7 @@ class RelayServer:
             server.close()
 
     def _admit(self, socket: _Socket, host: str) -> bool:
-        """Whether a new connection may stay; it may take the place of another."""
+        """Return whether a new connection may stay; an older one may be closed for it."""
         admitted, crowded = self._admission.enter(socket, host, self._clock())
         if crowded is not None:
             self.router.counters.crowded_out += 1
@@ -162,7 +162,7 @@ class RelayServer:
         return admitted
 
     def _log_refusal(self, client: Client) -> None:
-        """Say who was refused, and from where; of a flood only some lines."""
+        """Log which client was refused, and its address; in a flood only some of them."""
         if self._refusals.try_take(self._clock()) == 0.0:
             unsaid = f" ({self._refusals_unsaid} more since the last such line)" if self._refusals_unsaid else ""
             self._refusals_unsaid = 0
@@ -181,7 +181,7 @@ class RelayServer:
             connection.write()
 
     def metrics(self) -> str:
-        """What Prometheus reads."""
+        """Return the text that Prometheus reads."""
         router = self.router
         return prometheus_text(
             router.counters,
@@ -218,7 +218,7 @@ class RelayServer:
                 summary_at = now + _SUMMARY_SECONDS
 
     def _summarise(self, before: int) -> int:
-        """One line about the last minute, where there is something to say."""
+        """Log one line about the last minute, if anything happened."""
         counters = self.router.counters
         forwarded = counters.bytes_forwarded - before
         if forwarded or self.router.client_count:
@@ -291,7 +291,7 @@ class _Socket(asyncio.BufferedProtocol):
             server.flush()
 
     def _decrypted(self, tls: ServerTls, data: memoryview) -> bytes:
-        """What the client says, b"" while it says nothing; whose TLS fails or ends is closed."""
+        """Return what the client sent, b"" if nothing; close a connection whose TLS fails or ends."""
         assert self._transport is not None
         ended = False
         plain = b""
@@ -324,7 +324,7 @@ class _Socket(asyncio.BufferedProtocol):
             self.write()
 
     def write(self) -> None:
-        """Hand over what is queued, until the socket takes no more; close after the last bytes of a client that ends."""
+        """Write what is queued until the socket accepts no more; close after the last bytes of a client that ends."""
         client, transport = self.client, self._transport
         if client is None or transport is None or transport.is_closing():
             return
@@ -374,7 +374,7 @@ class _Socket(asyncio.BufferedProtocol):
             server._gone.set()
 
     def _note(self, client: Client) -> None:
-        """Log that a client came or went. What strangers do without proving an id is only counted."""
+        """Log that a client connected or left. Clients that do not prove an id are only counted."""
         if client.phase is Phase.CONNECTED:
             self._admitted = True
             self._server._admission.proved(self)

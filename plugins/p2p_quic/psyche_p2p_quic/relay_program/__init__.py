@@ -1,3 +1,3 @@
-"""The programs around a relay: `service` puts relay and observer together, `command` is `psyche relay run`, `beside_coordinator`
-is what `psyche server run --with-relay` uses, `members` follows runs, `token_file` reads tokens.
+"""The programs around a relay: `service` combines relay and observer, `command` is `psyche relay run`, `psyche server run
+--with-relay` uses `beside_coordinator`, `members` follows runs, and `token_file` reads tokens.
 """

@@ -15,7 +15,7 @@ from psyche_p2p_quic.relay_program.open_files import within_open_files
 from psyche_p2p_quic.relay_program.service import RelayService, ServiceOptions
 
 _COORDINATORS_FILES = 1024
-"""Files kept for the coordinator: its members' connections, newcomers, data, its state."""
+"""Number of open files reserved for the coordinator: connections of members and newcomers, data, its state."""
 
 
 class IrohRelay(Relay):
@@ -48,16 +48,16 @@ class IrohRelay(Relay):
         return self._service.url
 
     def set_members(self, keys: Collection[bytes]) -> None:
-        """Serve the owners of these keys and nobody else."""
+        """Serve the owners of these keys and no others."""
         if self._access.replace(keys) and self._open:
             self._service.reconsider()
 
     async def aclose(self) -> None:
-        """Tell the clients, and stop; idempotent."""
+        """Inform the clients, and stop; idempotent."""
         if not self._open:
             return
 
         self._open = False
-        with anyio.CancelScope(shield=True):  # both are bounded in time, and a server is cancelled when it stops
+        with anyio.CancelScope(shield=True):  # both steps have time limits, and a server that stops is cancelled
             await self._service.drain()
             await self._service.__aexit__(None, None, None)

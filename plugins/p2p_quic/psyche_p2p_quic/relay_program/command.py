@@ -1,4 +1,4 @@
-"""`psyche relay`: run a relay. Heavy modules are imported when it runs, so that help costs nothing."""
+"""`psyche relay`: run a relay. Large modules are imported only when it runs, so that help is fast."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who the members of runs are: asked of their coordinators, again and again, for a relay that serves members only.
+"""Keeps the members of runs up to date, from their coordinators, for a relay that serves members only.
 
-A coordinator that cannot be reached changes nothing: the members known last stay members until it says otherwise.
+While a coordinator cannot be reached, the last known members stay members.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ from psyche_core.wire.signing import SecretKey
 
 _log = logging.getLogger("psyche.relay.members")
 _PATIENCE_SECONDS = 5.0
-"""How long a backend tries to come back by itself, without a word."""
+"""Seconds for which a backend tries to reconnect by itself before anything is logged."""
 
 _RETRY_SECONDS = 5.0
 
 
 class MemberSource(Protocol):
-    """Something that knows who the members of a run are. Read-only: the run does not notice."""
+    """A source of the members of a run. Read-only: it does not affect the run."""
 
     @property
     def name(self) -> str:
-        """For log lines."""
+        """A name for log lines."""
         ...
 
     def follow(self) -> AsyncGenerator[frozenset[bytes], None]:
-        """The transport keys (32 bytes each) of the members now, then after each change, for ever.
+        """Yield the transport keys (32 bytes each) of the present members, then again after each change, forever.
 
-        Raises PsycheError when the connection is lost; another call connects again. UserError means that trying again is of
-        no use.
+        Raises PsycheError when the connection is lost; another call connects again. UserError means that trying again is useless.
         """
         ...
 
@@ -56,7 +55,7 @@ class CoordinatorSource:
         return f"run {self._run_id}"
 
     async def follow(self) -> AsyncGenerator[frozenset[bytes], None]:
-        """The members now and after each change."""
+        """Yield the present members, and the members after each change."""
         before = None
         opening = observed_run(self._run_id, self._address, backend=self._backend, key=self._key, retry_seconds=_PATIENCE_SECONDS)
         async with opening as coordinator:
@@ -79,18 +78,18 @@ class Membership:
         self._answered = asyncio.Event()
 
     async def answered(self) -> None:
-        """Wait until every source has said who its members are, or why it cannot be asked."""
+        """Wait until every source has answered, or is known not to be reachable."""
         await self._answered.wait()
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """The names of the sources that have not said who their members are."""
+        """The names of the sources that have not answered yet."""
         return tuple(source.name for place, source in enumerate(self._sources) if place not in self._members)
 
     async def follow(self) -> None:
         """Follow all sources until cancelled.
 
-        Raises UserError if a source can never work as it was given; only for its first answer.
+        Raises UserError if the first answer of a source shows that it can never work as it was given.
         """
         async with asyncio.TaskGroup() as tasks:
             for place, source in enumerate(self._sources):

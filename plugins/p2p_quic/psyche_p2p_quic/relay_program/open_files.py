@@ -1,6 +1,7 @@
-"""Connections within the number of files that the system lets a process open.
+"""Limits connections to the number of files that the system lets a process open.
 
-Without room for files a relay could accept nobody, and a coordinator beside it could neither hear its members nor save its state.
+Without free files a relay could accept nobody, and a coordinator in the same process could neither serve members nor save its
+state.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ logger: logging.Logger = logging.getLogger("psyche.relay")
 def within_open_files(limits: RelayLimits, *, others: int) -> RelayLimits:
     """Raise the process's own limit of open files, and return limits whose connections fit into it.
 
-    others: files that the rest of the process may need. Where the system allows fewer than wanted, a warning says so, and the
-    relay takes as many connections as are left, a half of all files at least.
+    others: files that the rest of the process may need. If the system allows fewer than wanted, a warning says so, and the relay
+    gets the rest for its connections, at least half of all files.
     """
     count = limits.connections + others
     wanted = allow_open_files(count)

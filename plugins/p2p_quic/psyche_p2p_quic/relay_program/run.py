@@ -1,4 +1,4 @@
-"""What `psyche relay run` does: reads its options, starts the relay, keeps its policy up to date, ends it on a signal."""
+"""Runs `psyche relay run`: reads its options, starts the relay, keeps its policy up to date, and ends it on a signal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LEAST_UNPROVEN = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayOptions:
-    """All that the command was given. access: a policy; token_file, sources: what keeps it up to date."""
+    """All options of the command. access: a policy; token_file, sources: what keeps it up to date."""
 
     service: ServiceOptions
     access: Access = field(default_factory=OpenAccess)
@@ -101,7 +101,7 @@ def read_options(given: Mapping[str, Any]) -> RelayOptions:
 
 
 def _check_together(given: Mapping[str, Any]) -> None:
-    """Options of which one makes another useless. Raises ConfigError."""
+    """Raise ConfigError for options that contradict each other or make each other useless."""
     client, total = given["client_rate"], given["total_rate"]
     families = [":" in host for host in given["hosts"]]
     contradictions = [
@@ -126,7 +126,7 @@ def _check_together(given: Mapping[str, Any]) -> None:
 
 
 def run_relay(options: RelayOptions) -> int:
-    """Run until a signal; the exit code. Raises PsycheError."""
+    """Run until a signal; return the exit code. Raises PsycheError."""
     return asyncio.run(_run(options))
 
 
@@ -153,7 +153,7 @@ async def _run(options: RelayOptions) -> int:
         await asyncio.wait([ended, failed], return_when=asyncio.FIRST_COMPLETED)
         if not ended.done():
             ended.cancel()
-            failed.result()  # raises what is wrong with the coordinator that was given
+            failed.result()  # raises the error of a coordinator that was given
         number = ended.result()
         _log.info("stopping: telling %d clients", service.relay.router.client_count)
         draining = asyncio.create_task(service.drain())
@@ -168,7 +168,7 @@ async def _run(options: RelayOptions) -> int:
 async def _kept_up_to_date(
     service: RelayService, options: RelayOptions
 ) -> AsyncIterator[tuple[asyncio.Task[None], Membership | None]]:
-    """Meanwhile the policy follows its file or its runs. Yields a task that ends only if that is of no use any more."""
+    """Keep the policy up to date from its file or its runs. Yield a task that ends only if that cannot continue."""
     access = options.access
     membership = None
     if isinstance(access, MemberAccess):
@@ -213,7 +213,7 @@ async def _follow_tokens(service: RelayService, access: TokenAccess, path: Path)
 
 
 def _announce(service: RelayService, options: RelayOptions) -> None:
-    """What the owner needs to know, on standard output."""
+    """Print what the owner needs to know, on standard output."""
     access = options.access
     who = "members of the given runs" if isinstance(access, MemberAccess) else "everybody"
     who = "who knows a token" if isinstance(access, TokenAccess) else who
@@ -233,7 +233,7 @@ def _announce(service: RelayService, options: RelayOptions) -> None:
 
 
 def _print_ready(silent: Sequence[str]) -> None:
-    """The last line. silent: runs whose coordinators have not said who the members are."""
+    """Print the last line. silent: runs whose coordinators have not answered yet."""
     lines = [
         f"note: the coordinator of {name} does not answer yet, so its members are not served; the relay goes on asking"
         for name in silent

@@ -1,4 +1,4 @@
-"""A relay and its address observer as one thing: one TCP port, one UDP port, one policy."""
+"""A relay and its address observer together: one TCP port, one UDP port, one policy."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ DRAIN_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """hosts: IP addresses to listen on. port: TCP; 0 picks a free one.
+    """Options of a relay. hosts: IP addresses to listen on. port: TCP; 0 picks a free one.
 
-    observer: whether there is an address observer. observer_port: its UDP port; None for the number of the TCP port. url: that
-    members are given, None for one of host and port. public_metrics: see RelayServer. key: of the observer; None makes one.
+    observer: whether there is an address observer. observer_port: its UDP port; None for the number of the TCP port. url: the one
+    that members are given, None for one of host and port. public_metrics: see RelayServer. key: of the observer; None makes one.
     """
 
     hosts: Sequence[str] = ("127.0.0.1",)
@@ -46,7 +46,7 @@ class ServiceOptions:
 
 
 _PORT_TRIES = 5
-"""How often a port that the system chooses for TCP is tried for UDP."""
+"""How often a TCP port chosen by the system is tried for UDP as well."""
 
 
 class RelayService:
@@ -84,7 +84,7 @@ class RelayService:
                         self._observer = await stack.enter_async_context(self._new_observer(hosts, self._relay))
                     except UserError:
                         if left:
-                            continue  # the system chose the TCP port, and somebody has the UDP port of the same number
+                            continue  # the UDP port with the number of the chosen TCP port is in use
                         raise
                 self._stack = stack.pop_all()
                 break
@@ -121,13 +121,13 @@ class RelayService:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.relay.port}/"
 
     def reconsider(self) -> None:
-        """The policy has changed."""
+        """Apply a changed policy."""
         self.relay.reconsider()
         if self._observer is not None:
             self._observer.reconsider()
 
     async def drain(self) -> None:
-        """Tell the clients that the relay goes, and wait for them a little."""
+        """Inform the clients that the relay stops, and wait for them for some seconds."""
         await self.relay.drain(seconds=DRAIN_SECONDS)
 
     def _observer_page(self, _: str) -> Page:
@@ -170,7 +170,7 @@ def server_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
 
 
 def _check_url(url: str | None, *, tls: bool) -> None:
-    """Raises ConfigError for a URL that no member could use."""
+    """Raise ConfigError for a URL that no member could use."""
     if url is None:
         return
     try:

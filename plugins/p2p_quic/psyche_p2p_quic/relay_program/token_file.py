@@ -12,7 +12,7 @@ _MOST_CHARACTERS = 512
 
 
 def read_tokens(path: Path) -> tuple[str, ...]:
-    """The tokens. Raises UserError for a file that cannot be read, ConfigError for one that holds something else."""
+    """Return the tokens. Raises UserError for a file that cannot be read, ConfigError for one with other content."""
     tokens = []
     for number, token in read_entries(path, "the token file"):
         if len(token) > _MOST_CHARACTERS or not all("!" <= character <= "~" for character in token):
@@ -29,7 +29,7 @@ def read_tokens(path: Path) -> tuple[str, ...]:
 
 
 def fingerprint(path: Path) -> tuple[int, int, int] | None:
-    """What changes when the file does; None if it is not there."""
+    """Return a value that changes when the file does; None if there is no file."""
     try:
         found = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a witness computes in a challenge: whether the trainer's opened delta agrees with the judge's opened gradient.
+"""Computes for a witness of a challenge whether the trainer's opened delta agrees with the judge's opened gradient.
 
 It needs no model. Source: docs/explanation/verification.md, "What is compared".
 """

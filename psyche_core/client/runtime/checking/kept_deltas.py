@@ -26,7 +26,7 @@ KEPT_RESULTS = 6
 
 
 class DeltaLost(Exception):
-    """A delta that was asked for is no longer kept. The message says why, in one sentence."""
+    """A requested delta is no longer kept. The message says why, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -38,7 +38,7 @@ SIGNS_STAGES = (Stage.COMMIT, Stage.SIGNS, Stage.TIE_COMMIT)
 
 @runtime_checkable
 class CheckedTrainer(Protocol):
-    """What a trainer must have if its shares are checked; psyche_core.training.trainer.Trainer has it."""
+    """Interface of a trainer whose shares are checked; psyche_core.training.trainer.Trainer implements it."""
 
     @property
     def replay(self) -> Replay | None:

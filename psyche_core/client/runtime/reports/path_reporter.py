@@ -1,4 +1,4 @@
-"""Turns what the transport says about its connections into events for people. Pure; the caller passes the time.
+"""Turns the transport's reports about its connections into events for people. Pure; the caller passes the time.
 
 Paths are reported when one of them changes its kind, at most every few seconds, and otherwise at long intervals. If all reachable
 members are reached only through a relay, one event says so and suggests what would help.

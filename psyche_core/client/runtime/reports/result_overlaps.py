@@ -1,4 +1,4 @@
-"""Measures, while training goes on, how similar accepted results are (score D of `psyche_core.verification.overlap`).
+"""Measures, while training continues, how similar accepted results are (score D of `psyche_core.verification.overlap`).
 
 People use it to find members to look at: a member that trains nothing and sends copies stands out. No decision follows from it.
 The cost is decoding each result once more and comparing about a thousand positions, within `MAX_BYTES` and `MOST_RESULTS`. The
@@ -35,7 +35,7 @@ MAX_KNOWN = 4096
 
 
 class KnowsPositions(Protocol):
-    """What is needed of a trainer; psyche_core.training.trainer.Trainer has it, but importing that needs torch."""
+    """Interface of the needed trainer; psyche_core.training.trainer.Trainer implements it, but importing that needs torch."""
 
     def positions(self, payload: bytes) -> Any | None:
         """See Trainer.positions."""

@@ -94,7 +94,7 @@ def went_back(previous: CoordinatorState, state: CoordinatorState) -> telemetry.
 
 
 def _by_owner(previous: CoordinatorState, from_checkpoint: bool) -> bool | None:
-    """Return whether the owner made the run go back; None if the state before does not tell."""
+    """Return whether the owner made the run go back; None if the earlier state does not show it."""
     if previous.model_lost and from_checkpoint:
         return False
     if previous.run_state is RunState.Paused:

@@ -24,7 +24,7 @@ _LARGEST_EXPONENT = 709.0
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """What the trainer knows about a step. loss: nats per token. seconds: of training. vocab_size: of the model.
+    """The trainer's figures of a step. loss: nats per token. seconds: of training. vocab_size: of the model.
 
     compress_seconds: the part of those seconds that making the result from gradients took.
     """

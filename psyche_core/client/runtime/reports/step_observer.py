@@ -1,4 +1,4 @@
-"""What is recorded of each step while training goes on, if the user wants it: result files and statistics of the optimizer."""
+"""Records each step while training continues, if the user wants it: result files and statistics of the optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psyche_core.telemetry.events import Event, OptimizerStatistics
 
 
 class Statistics(Protocol):
-    """What is needed of statistics; psyche_core.training.update_statistics.UpdateStatistics has it, but that needs torch."""
+    """Interface of statistics; psyche_core.training.update_statistics.UpdateStatistics implements it, but that needs torch."""
 
     def trained(self, step: int) -> None:
         """Note that our result of a step was made."""

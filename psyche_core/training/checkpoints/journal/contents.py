@@ -1,4 +1,4 @@
-"""What a reader of a journal gets."""
+"""The content of a journal, as its reader returns it."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ class Journal(OpenJournal):
         take_journal_back(earlier, instance=self._instance, reach=leads_to_base, certain=lambda _: False, report=self._report)
 
     def set_aside(self, reason: str) -> None:
-        """Rename the journal, because it cannot be used now, and tell people why. Raises ModelError."""
+        """Rename the journal, because it cannot be used now, and report why. Raises ModelError."""
         self._adopt(None)
         self._set_aside(reason)
 
@@ -303,7 +303,7 @@ class Journal(OpenJournal):
             raise ModelError(self._unreadable(error)) from error
 
     def _cut(self, file: JournalFile) -> None:
-        """Remove the damaged end of a file and tell people what is lost."""
+        """Remove the damaged end of a file and report what is lost."""
         lost = keep_damaged_end(file, self._path)
         try:
             file.cut()

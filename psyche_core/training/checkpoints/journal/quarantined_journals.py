@@ -68,7 +68,7 @@ def take_journal_back(
 
 
 def set_journal_aside(path: Path, reason: str, *, report: Callable[[str], None], damaged: bool = False) -> None:
-    """Rename a journal's file that cannot be used now, and tell people why. damaged: it can never be used. Raises OSError."""
+    """Rename a journal's file that cannot be used now, and report why. damaged: it can never be used. Raises OSError."""
     target = damaged_name(path) if damaged else abandoned_name(path)
     path.rename(target)
     report(f"the journal {path} is not used: {reason}; it was renamed to {target.name}")

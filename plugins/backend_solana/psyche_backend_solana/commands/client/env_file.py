@@ -145,7 +145,7 @@ def ignored(given: Mapping[str, str]) -> list[str]:
 
 
 def _misspelt(name: str, option: str) -> bool:
-    """Whether a name without our prefix is an option's but for `-`, case or a plural, and not some other program's."""
+    """Whether a name is an option's name without our prefix, apart from `-`, case or a plural, and not another program's."""
     return name.upper().rstrip("S") == option.rstrip("S")
 
 

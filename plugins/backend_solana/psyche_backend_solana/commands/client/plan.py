@@ -1,7 +1,7 @@
 """Decides which client a run asks for, from the text in its account: this installation, another version, or a container image.
 
-The text comes from a stranger, and following it runs code that a stranger chose. So it is parsed by a strict grammar, in which
-no text can be an option or reach a shell, and it is followed only as far as the member allows:
+Anybody can write this text, and following it runs code that its author chose. So it is parsed by a strict grammar, in which no
+text can be an option or reach a shell, and it is followed only as far as the member allows:
 
 - empty, `test`, or our own version: this installation;
 - a version (`0.2.0`, `v0.2.0rc1`): psyche-core of that version from the member's package index, if the member allows it

@@ -73,7 +73,7 @@ async def delete(context: CommandContext, grantee: Pubkey) -> Outcome:
 
 
 class _Delegate(GroupedCommand):
-    """Takes several wallets after one `--delegates-added`, as the manuals of the Rust program write it."""
+    """Takes several wallets after one `--delegates-added`, as in the Rust program's manuals."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the option before each wallet."""

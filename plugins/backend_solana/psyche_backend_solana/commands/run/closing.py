@@ -1,5 +1,6 @@
-"""What comes back when a run is closed, and settling slashed members before a paid one is: records with the treasurer the amounts
-that they are no longer owed.
+"""Computes what closing a run gives back, and settles slashed members before a paid run is closed.
+
+Settling a member records with the treasurer the amount that the member is no longer owed.
 
 All slashed members that are not settled yet are settled, in as many transactions as needed. A member without a participant's
 account gets one, paid by the owner, because the amount is recorded there. The account is created and settled in one transaction:
@@ -30,7 +31,7 @@ _MADE_AT_ONCE = 7
 
 @dataclass(frozen=True, slots=True)
 class Slashed:
-    """A slashed member. participant: its account for this run; None if it has none."""
+    """A slashed member. participant: its participant's account for this run; None if it has none."""
 
     account: Account
     participant: treasurer.Participant | None
@@ -54,14 +55,14 @@ class Slashed:
 
 @dataclass(frozen=True, slots=True)
 class Refund:
-    """What closing a run gives back. lamports: of its accounts. units: smallest units in its vault; None without a treasurer."""
+    """What closing a run returns. lamports: of its accounts. units: smallest units in its vault; None without a treasurer."""
 
     lamports: int
     units: int | None = None
 
 
 async def refund_of(context: CommandContext, owner: Owner) -> Refund:
-    """What closing gives back, if nobody puts in or takes out something until then. Raises BackendError."""
+    """Return what closing gives back, if nobody deposits or takes out anything until then. Raises BackendError."""
     run, treasury = owner.found.run, owner.treasury
     closed = [run.account, run.instance] if treasury is None else [run.account, run.instance, treasury.run, treasury.vault]
     found = await methods.accounts(context.rpc, closed, data_slice=(0, tokens.ACCOUNT_BYTES), timeout=CALL_SECONDS)

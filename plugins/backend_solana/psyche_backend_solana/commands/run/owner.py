@@ -50,10 +50,10 @@ CHANGES = "Changes"
 """Heading of what `update-config` changes."""
 
 POLL_SECONDS = 1.0
-"""Between two looks at a run that is to be paused."""
+"""Seconds between two readings of a run that is being paused."""
 
 TICK_SECONDS = 10.0
-"""Without a change of the run, after which we tick ourselves."""
+"""Seconds without a change of the run after which we send a tick ourselves."""
 
 CLIENT_VERSION_HELP = (
     "Client that members must run: a version of psyche-core, a container image with tag or digest, or sha256:… of a known image. "
@@ -62,7 +62,7 @@ CLIENT_VERSION_HELP = (
 
 
 def _client_version(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    """`latest` is the name of an image's newest build elsewhere; here it asks for no certain version."""
+    """Return "" for `latest`, which elsewhere names an image's newest build; here it means any version."""
     return "" if value == "latest" else value
 
 
@@ -297,7 +297,7 @@ async def set_paused(
 
 
 async def _until_halted(context: CommandContext, found: RunFound) -> None:
-    """Wait until a run is halted. Its members tick; where nobody does, we do. Raises CommandRefused, BackendError."""
+    """Wait until a run is halted. Its members tick; if no member does, we tick. Raises CommandRefused, BackendError."""
     nonce, since = None, anyio.current_time()
     while True:
         account = await coordinator_account(context.rpc, found.run)
@@ -406,7 +406,7 @@ def read_config(path: Path) -> tuple[CoordinatorConfig, ModelConfig]:
 
 
 def data_index_at(step: int, config: CoordinatorConfig, model: ModelConfig) -> int:
-    """Number of a step's first sample, if every earlier step trained as many samples as scheduled."""
+    """Return the index of a step's first sample, if every earlier step trained as many samples as scheduled."""
     samples = 0
     for done in range(1, step):
         wanted = batch_size(

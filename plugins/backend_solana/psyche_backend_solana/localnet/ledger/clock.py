@@ -74,7 +74,7 @@ class ChainClock:
         return self.now
 
     def until_next_slot(self) -> float:
-        """Seconds."""
+        """Return the seconds until the next slot begins."""
         return (1 - self._slot % 1) * self._slot_ms / 1000
 
     def _move(self, seconds: float) -> None:

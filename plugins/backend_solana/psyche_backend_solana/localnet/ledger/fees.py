@@ -28,7 +28,7 @@ _BUILTINS = _PRECOMPILES | {
 
 
 def message_fee(message: AnyMessage) -> int:
-    """Lamports."""
+    """Return the fee of a message in lamports."""
     signatures = message.header.num_required_signatures
     price, limit, default = 0, None, 0
     for instruction in message.instructions:

@@ -48,14 +48,14 @@ SLOT_HASHES = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A transaction that was not executed and cost nothing. err: as JSON."""
+    """A transaction that was not executed and cost nothing. err: the error as JSON."""
 
     err: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """The effects of a simulated transaction. err: as JSON. accounts: the accounts it names, after it; empty if it failed."""
+    """The effects of a simulated transaction. err: as JSON. accounts: the named accounts after it; empty if it failed."""
 
     err: Any
     logs: list[str]
@@ -100,7 +100,7 @@ class Ledger:
         return None if account is None or account.lamports == 0 else account
 
     def balance(self, address: Pubkey) -> int:
-        """Lamports."""
+        """Return an address's balance in lamports."""
         return self._svm.get_balance(address) or 0
 
     def program_accounts(self, program: Pubkey) -> list[tuple[Pubkey, Account]]:
@@ -135,7 +135,7 @@ class Ledger:
     # ------------------------------------------------------------ time
 
     def begin_slot(self, instant: Instant) -> None:
-        """Start a later slot; those in between are skipped. The same slot changes nothing."""
+        """Start a later slot; the slots in between are skipped. Does nothing for the present slot or an earlier one."""
         if instant.slot <= self.slot:
             return
 

@@ -11,7 +11,7 @@ from psyche_backend_solana.localnet import base58
 
 
 def inner_json(meta: TransactionMetadata) -> list[dict[str, Any]]:
-    """`innerInstructions`: the inner instructions of each instruction that has any."""
+    """Return `innerInstructions`: the inner instructions of each instruction that has any."""
     groups = []
     for index, group in enumerate(meta.inner_instructions()):
         instructions = [
@@ -29,7 +29,7 @@ def inner_json(meta: TransactionMetadata) -> list[dict[str, Any]]:
 
 
 def return_data_json(meta: TransactionMetadata) -> dict[str, Any] | None:
-    """`returnData`; None if the program returned nothing."""
+    """Return `returnData`; None if the program returned nothing."""
     returned = meta.return_data()
     data = bytes(returned.data)
     return {"programId": str(returned.program_id), "data": [base64.b64encode(data).decode(), "base64"]} if data else None

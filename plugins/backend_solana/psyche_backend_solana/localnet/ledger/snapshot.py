@@ -22,7 +22,7 @@ _RECORDS = 1000
 
 
 def take_snapshot(ledger: Ledger) -> dict[str, Any]:
-    """The plain values for `restore`. This is fast: values are copied, nothing is encoded."""
+    """Return the plain values for `restore`. This is fast: values are copied, nothing is encoded."""
     records = [record.to_plain() for _, record in zip(range(_RECORDS), ledger.history.newest_first(), strict=False)]
     return {
         "genesis_hash": ledger.genesis_hash,
@@ -38,7 +38,7 @@ def take_snapshot(ledger: Ledger) -> dict[str, Any]:
 
 
 def restore(plain: object, *, history: int) -> Ledger:
-    """The ledger of a snapshot, in the same slot. Raises WireError for an invalid snapshot."""
+    """Return the ledger of a snapshot, in the same slot. Raises WireError for an invalid snapshot."""
     try:
         return _restore(plain, history)
     except WireError:

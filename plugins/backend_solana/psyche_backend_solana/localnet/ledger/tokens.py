@@ -88,7 +88,7 @@ def read_mint(owner_program: str, data: bytes) -> Mint | None:
 
 
 def amount_json(amount: int, decimals: int) -> dict[str, Any]:
-    """A UiTokenAmount."""
+    """Return an amount as the JSON object UiTokenAmount."""
     exact = Decimal(amount).scaleb(-decimals)
     text = f"{exact:f}"
     if "." in text:

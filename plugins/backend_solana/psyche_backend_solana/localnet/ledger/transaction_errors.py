@@ -59,7 +59,7 @@ _SENTENCES = {
 
 
 def error_json(error: object) -> Any:
-    """`err` of a result: a name, or an object with one name."""
+    """Return an error as JSON (`err` of a result): a name, or an object with one name."""
     match error:
         case TransactionErrorInstructionError():
             inner = error.err

@@ -46,7 +46,7 @@ def get_program_accounts(call: Call) -> Any:
 
 
 def get_balance(call: Call) -> dict[str, Any]:
-    """Lamports."""
+    """Return an account's balance in lamports."""
     params = call.params(most=2)
     address = params.pubkey(0)
     call.options(params, 1)
@@ -54,7 +54,7 @@ def get_balance(call: Call) -> dict[str, Any]:
 
 
 def get_minimum_balance_for_rent_exemption(call: Call) -> int:
-    """Lamports that an account of that many bytes needs."""
+    """Return the lamports that an account of the given size needs."""
     params = call.params(most=2)
     size = params.integer(0, "size in bytes", high=_MAX_ACCOUNT_BYTES)
     call.options(params, 1)

@@ -27,7 +27,7 @@ def get_transaction_count(call: Call) -> int:
 
 
 def get_block_time(call: Call) -> int:
-    """Unix seconds."""
+    """Return a block's time in unix seconds."""
     return _block(call, call.params(most=1).integer(0, "slot")).unix
 
 
@@ -39,7 +39,7 @@ def get_latest_blockhash(call: Call) -> dict[str, Any]:
 
 
 def is_blockhash_valid(call: Call) -> dict[str, Any]:
-    """Whether a transaction signed with it would still be processed."""
+    """Return whether a transaction signed with this blockhash would still be processed."""
     params = call.params(most=2)
     blockhash = read_base58(params.required(0, "blockhash"), 32, "blockhash")
     call.options(params, 1)
@@ -48,7 +48,7 @@ def is_blockhash_valid(call: Call) -> dict[str, Any]:
 
 
 def get_blocks(call: Call) -> list[int]:
-    """The slots that were not skipped, among those kept."""
+    """Return the kept slots in a range that were not skipped."""
     params = call.params(most=3)
     first = params.integer(0, "start slot")
     second = params.get(1)

@@ -67,13 +67,13 @@ def get_epoch_schedule(call: Call) -> dict[str, Any]:
 
 
 def get_slot_leader(call: Call) -> str:
-    """This node."""
+    """Return this node's key: it leads every slot."""
     call.options(call.params(most=1), 0)
     return str(call.ledger.identity)
 
 
 def get_slot_leaders(call: Call) -> list[str]:
-    """This node, repeated as often as requested."""
+    """Return this node's key, repeated as often as requested."""
     params = call.params(most=2)
     params.integer(0, "start slot")
     return [str(call.ledger.identity)] * params.integer(1, "limit", low=1, high=_MAX_LEADERS)

@@ -25,7 +25,7 @@ _WIRE = ("base58", "base64")
 
 
 def send_transaction(call: Call) -> str:
-    """Process a transaction, after a simulation unless skipPreflight is set; the answer is its signature."""
+    """Process a transaction, after a simulation unless skipPreflight is set; return its signature."""
     params = call.params(most=2)
     options = call.options(params, 1)
     transaction = _transaction(params.text(0, "transaction"), options)
@@ -77,7 +77,7 @@ def simulate_transaction(call: Call) -> dict[str, Any]:
 
 
 def request_airdrop(call: Call) -> str:
-    """Free lamports; the answer is the transaction's signature."""
+    """Give free lamports to an address; return the transaction's signature."""
     params = call.params(most=3)
     address = params.pubkey(0)
     lamports = params.integer(1, "lamports", high=call.limits.airdrop)
@@ -91,7 +91,7 @@ def request_airdrop(call: Call) -> str:
 
 
 def get_fee_for_message(call: Call) -> dict[str, Any]:
-    """Lamports, or null if the message's blockhash is not valid."""
+    """Return a message's fee in lamports, or null if its blockhash is not valid."""
     params = call.params(most=2)
     data = decode_bytes(params.text(0, "message"), "base64", kind="message")
     call.options(params, 1)

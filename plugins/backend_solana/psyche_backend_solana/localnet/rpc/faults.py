@@ -39,7 +39,7 @@ class Faults:
     websocket: str = "normal"
 
     def __post_init__(self) -> None:
-        """Raises ConfigError, with a sentence that names the fault."""
+        """Check the values. Raises ConfigError, with a sentence that names the fault."""
         for name in ("drop_share", "lose_answer_share", "swallow_share"):
             share = getattr(self, name)
             if not _is_number(share) or not 0 <= share <= 1:

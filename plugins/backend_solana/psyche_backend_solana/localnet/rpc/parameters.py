@@ -24,7 +24,7 @@ def shown(value: object) -> str:
 
 
 def read_base58(value: object, size: int, name: str) -> str:
-    """A base58 text of `size` bytes, in its one canonical spelling. Raises RpcError."""
+    """Return a base58 text of `size` bytes after checking that its spelling is the canonical one. Raises RpcError."""
     if not isinstance(value, str) or _TEXT.fullmatch(value) is None:
         message = f"{name} is base58 of {size} bytes, got {shown(value)}"
         raise invalid(message)
@@ -55,7 +55,7 @@ class Params:
     """The positional parameters of one request."""
 
     def __init__(self, values: Sequence[Any], *, most: int) -> None:
-        """most: maximum number of parameters of the method. Raises RpcError for more."""
+        """most: maximum number of parameters of the method. Raises RpcError if there are more."""
         if len(values) > most:
             message = f"expected at most {most} parameters, got {len(values)}"
             raise invalid(message)
@@ -151,7 +151,7 @@ class Options:
         return None if value is None else read_integer(value, name, low=low, high=high)
 
     def choice(self, name: str, known: Sequence[str], *, default: str) -> str:
-        """One of some texts."""
+        """Return one of the known texts."""
         value = self._values.get(name)
         if value is None:
             return default

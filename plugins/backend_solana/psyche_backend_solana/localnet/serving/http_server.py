@@ -168,13 +168,13 @@ class _Connection:
         await self._send(head, h11.Data(data=answer.body), h11.EndOfMessage())
 
     async def _send(self, *events: h11.Event) -> None:
-        """Send all events in one write, because several small writes would wait for acknowledgements."""
+        """Send all events in one write: several small writes would each wait for an acknowledgement."""
         self._writer.write(b"".join(self._protocol.send(event) or b"" for event in events))
         async with asyncio.timeout(self._limits.idle_seconds):
             await self._writer.drain()
 
     async def _finish(self) -> None:
-        """Close our direction and let the response arrive: closing with unread bytes would discard it."""
+        """Close our direction and wait until the response has arrived: closing with unread bytes would discard it."""
         with contextlib.suppress(OSError):
             self._writer.write_eof()
         left = self._limits.request_bytes * 4

@@ -30,7 +30,7 @@ _EMPTY = Account(0, b"", SYSTEM, False, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """A subscription of a connection. react: returns the results to notify for an event. ends: whether one is enough."""
+    """A subscription of a connection. react: returns the results to notify for an event. ends: it ends after one notification."""
 
     number: int
     connection: int
@@ -67,7 +67,7 @@ class Subscriptions:
         return len(self._all)
 
     def knows(self, method: str) -> bool:
-        """Whether it is a websocket method."""
+        """Return whether this is a websocket method."""
         kind, _, action = _split(method)
         return kind in self._kinds and action in ("Subscribe", "Unsubscribe")
 
@@ -95,7 +95,7 @@ class Subscriptions:
         return number
 
     def first_words(self, number: int, call: Call) -> list[Notification]:
-        """The first notifications of a new subscription: the result of a signature that is already processed."""
+        """Return the first notifications of a new subscription: the result of a signature that is already processed."""
         subscription = self._all[number]
         if subscription.kind != "signature":
             return []

@@ -25,7 +25,7 @@ from psyche_backend_solana.localnet.serving.engine import Engine
 from psyche_backend_solana.localnet.settings import Limits
 
 _QUIET = logging.Logger("psyche.backend.solana.localnet.websockets", logging.CRITICAL)
-"""Not a registered logger, because failed handshakes of strangers are not our errors."""
+"""Not a registered logger, because failed handshakes of unknown clients are not our errors."""
 
 
 class Outbox:

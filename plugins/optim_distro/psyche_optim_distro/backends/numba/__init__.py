@@ -10,7 +10,7 @@ import sys
 
 
 def numba_available() -> bool:
-    """Whether numba is installed, works with the installed numpy and may compile, and the machine is little endian."""
+    """Return whether numba is installed, works with the installed numpy and may compile, and the machine is little endian."""
     try:
         import numba
     except (ImportError, SystemError):  # SystemError: numba does not support the installed numpy

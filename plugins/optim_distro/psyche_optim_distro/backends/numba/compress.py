@@ -1,7 +1,7 @@
 """`Compressor` with compiled kernels. Delta and gradients are read once, parameter by parameter.
 
-All arithmetic is float32, which takes no more time here than bfloat16 products do in torch. So coefficients change places only
-where they are equal to within float32's rounding. For parameters on a CPU only.
+All arithmetic is float32, which takes no more time here than bfloat16 products do in torch. So the order of two coefficients can
+be wrong only if they are equal to within float32's rounding. For parameters on a CPU only.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class NumbaCompressor(Compressor):
 
 
 def _parameters_of(layout: Layout) -> list[_ChunkRange]:
-    """Every parameter with all its chunks, in memory order."""
+    """Return every parameter with all its chunks, in memory order."""
     found = []
     for entry in sorted(layout.parameters, key=lambda entry: entry.start):
         group = next((group for group in layout.groups if group.start <= entry.start < entry.stop <= group.stop), None)
@@ -167,7 +167,7 @@ def _parameters_of(layout: Layout) -> list[_ChunkRange]:
 
 
 def _chunk_ranges(parameters: Sequence[_ChunkRange], part: int, parts: int) -> Iterator[_ChunkRange]:
-    """The chunks that begin in part `part` of `parts` equal parts of memory."""
+    """Yield the chunks that begin in part `part` of `parts` equal parts of memory."""
     total = parameters[-1].group.stop if parameters else 0
     for whole in parameters:
         group = whole.group
@@ -185,7 +185,7 @@ def _run(group: Group) -> int:
 
 
 def _array(gradient: Tensor) -> tuple[Floats, NDArray[np.uint16]]:
-    """A flat gradient as float32, or as the bits of bfloat16; the other array is empty."""
+    """Return a flat gradient as float32, or as the bits of bfloat16; the other array is empty."""
     if gradient.dtype == torch.bfloat16:
         return NO_F32, gradient.contiguous().view(torch.int16).numpy().view(np.uint16)
 
@@ -193,7 +193,7 @@ def _array(gradient: Tensor) -> tuple[Floats, NDArray[np.uint16]]:
 
 
 def _sent(unsubtracted: Sequence[CoefficientTables], number: int, chunks: int) -> tuple[Integers, Floats]:
-    """Coefficients to subtract from the chunks of a class: positions and values, both [chunks, n]."""
+    """Return the coefficients to subtract from the chunks of a class: positions and values, both [chunks, n]."""
     places = [np.empty((chunks, 0), np.int64), *(tables.indices[number].numpy() for tables in unsubtracted)]
     values = [np.empty((chunks, 0), np.float32), *(tables.values[number].numpy() for tables in unsubtracted)]
     return np.concatenate(places, axis=1), np.concatenate(values, axis=1)

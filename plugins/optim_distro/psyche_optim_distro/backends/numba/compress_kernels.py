@@ -250,7 +250,7 @@ def _divided(
     enters: np.float32,
     correction: np.float32,
 ) -> None:
-    """V <- stays v + enters (factor g)²; own <- decay own + scale factor g / (sqrt(correction v) + 1e-8)."""
+    """Update v <- stays v + enters (factor g)²; own <- decay own + scale factor g / (sqrt(correction v) + 1e-8)."""
     for lane in range(own.size):
         scaled = factor * gradient[lane]
         mean = stays * squares[lane] + enters * (scaled * scaled)
@@ -284,7 +284,7 @@ def _forward(source: Floats, begin: int, blocks: Integers, matrices: Floats, out
                 source[begin + row, lane] = upper + lower
                 source[mirrored, lane] = upper - lower
     at = 0
-    for number in range(blocks.shape[0]):  # innermost first, since each may write a few rows into the next
+    for number in range(blocks.shape[0]):  # innermost part first, because each part may write a few rows into the next part's
         start, padded = begin + blocks[number, 0], blocks[number, 1]
         matmul(matrices, at, padded, padded, source, start, 1, out, start)
         at += padded * padded
@@ -331,7 +331,7 @@ def _top_k(
             for row in range(panel * long + number * run, panel * long + min(width, (number + 1) * run)):
                 for lane in range(LANES):
                     peak[lane] = max(peak[lane], bits[row, lane] & MAGNITUDE)
-    least = _kth_largest(peaks.reshape(-1), topk, 16)  # a lower bound; few other coefficients pass it
+    least = _kth_largest(peaks.reshape(-1), topk, 16)  # a lower bound; few other coefficients are above it
     count = 0
     for panel in range(panels):
         high = min(LANES, height - panel * LANES)

@@ -22,7 +22,7 @@ from psyche_optim_distro.chunks.transform import dct_basis
 from psyche_optim_distro.direction.integer_idct import integer_basis, operand_bits
 
 MIN_ROWS = 4
-"""Smallest half of a matrix, in rows, for which a further factorisation pays."""
+"""Smallest half of a matrix, in rows, for which a further factorisation saves time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +58,7 @@ class ForwardBasis:
 
 
 def inverse_basis(size: int) -> InverseBasis:
-    """Factored Q. size: at least 1."""
+    """Return the factored Q. size: at least 1."""
     whole = integer_basis(size).numpy() if size > 1 else np.ones((1, 1), np.int64)
     parts = _parts(size)
     matrices = [whole[:rows, ::step] if innermost else whole[: rows // 2, step // 2 :: step] for rows, step, innermost in parts]
@@ -68,7 +68,7 @@ def inverse_basis(size: int) -> InverseBasis:
 
 
 def forward_basis(size: int) -> ForwardBasis:
-    """Factored orthonormal DCT-II. size: at least 1."""
+    """Return the factored orthonormal DCT-II. size: at least 1."""
     whole = dct_basis(size).numpy()
     blocks, matrices, order = [], [], []
     for rows, step, innermost in _parts(size):
@@ -83,7 +83,7 @@ def forward_basis(size: int) -> ForwardBasis:
 
 
 def _parts(size: int) -> list[tuple[int, int, bool]]:
-    """Innermost part first: rows after the part is added, step between its frequencies, whether it is the innermost."""
+    """Return for each part, innermost first: rows after adding it, step between its frequencies, whether it is innermost."""
     parts, step = [], 1
     while size % 2 == 0 and size // 2 >= MIN_ROWS:
         parts.append((size, 2 * step, False))

@@ -29,5 +29,5 @@ def _compiled(function: F, *, fastmath: bool | set[str]) -> F:
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     try:
         return cast("F", numba.njit(cache=True, **options)(function))
-    except RuntimeError:  # no cache folder is writable: neither next to this file nor in the user's cache
+    except RuntimeError:  # no cache folder is writable, neither next to this file nor in the user's cache
         return cast("F", numba.njit(**options)(function))

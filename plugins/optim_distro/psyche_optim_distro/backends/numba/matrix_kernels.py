@@ -33,7 +33,7 @@ _1, _2, _3, _4 = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 
 @jit_fma
 def round_up_to_4(size: int) -> int:
-    """`size` rounded up to a multiple of four."""
+    """Return `size` rounded up to a multiple of four."""
     return (size + 3) // 4 * 4
 
 

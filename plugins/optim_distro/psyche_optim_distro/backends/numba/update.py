@@ -74,7 +74,7 @@ class NumbaUpdater(Updater[ChunkVotes]):
         self._warm_up()
 
     def decode(self, payload: bytes) -> ChunkVotes:
-        """The votes of a payload. May run in any thread. Raises PayloadRejected, never anything else."""
+        """Return the votes of a payload. May run in any thread. Raises PayloadRejected, never anything else."""
         places, counts = [], []
         for section in codec.sections(self._layout, payload, values=ValueFormat.SIGNS):
             counts.append(section.counts.astype(np.uint16))
@@ -138,7 +138,7 @@ class NumbaUpdater(Updater[ChunkVotes]):
 
 
 def _by_row(parts: Sequence[tuple[Group, TensorRate]], *, learning_rate: float, weight_decay: float) -> tuple[Floats, Floats]:
-    """Factor of the masters and size of the step for each row of a group's blocks, float32 [row_blocks]."""
+    """Return the factor of the masters and the size of the step for each row of a group's blocks, float32 [row_blocks]."""
     pairs = [factors(rate, learning_rate=learning_rate, weight_decay=weight_decay) for _, rate in parts]
     rows = [part.row_blocks for part, _ in parts]
     decays, steps = (np.repeat(np.array(column, np.float32), rows) for column in zip(*pairs, strict=True))
@@ -156,5 +156,5 @@ def _read(section: codec.Section, counts: NDArray[np.uint16], out: NDArray[Any])
 
 
 def _words(data: bytes) -> NDArray[np.uint64]:
-    """The bytes as little-endian words, followed by zeros, at least one whole word of them."""
+    """Return the bytes as little-endian words, followed by at least one whole word of zeros."""
     return np.frombuffer(data + bytes(16 - len(data) % 8), dtype="<u8")

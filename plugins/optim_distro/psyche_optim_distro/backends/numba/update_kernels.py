@@ -146,7 +146,7 @@ def add_rows(
 
 @jit
 def rescale(stage: Floats, stage_bits: NDArray[np.int32], panels: int, tall: int, height: int, bits: int) -> None:
-    """Round to bfloat16, scale by the chunk's power of two, and round to integers; all half to even. See `integer_idct`."""
+    """Round to bfloat16, scale by the chunk's power of two, and round to integers; always half to even. See `integer_idct`."""
     peak = np.int32(0)
     for panel in range(panels):
         for row in range(panel * tall, panel * tall + height):

@@ -1,8 +1,8 @@
-"""Frames of the iroh relay protocol, versions 1 and 2: how bytes become values and back. No I/O.
+"""Frames of the iroh relay protocol, versions 1 and 2: converts bytes to values and back. No I/O.
 
-One binary WebSocket message is one frame: a type byte, then at most `MAX_BODY_BYTES`. A datagram is forwarded by replacing its
-type and the receiver's id by the sender's; the rest is copied unread, because it is encrypted from end to end. The handshake's
-frames are in `handshake`.
+One binary WebSocket message is one frame: a type byte, then at most `MAX_BODY_BYTES`. To forward a datagram, its type is replaced
+and the receiver's id is replaced by the sender's; the rest is copied unread, because it is encrypted from end to end. The
+handshake's frames are in `handshake`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_FRAME_BYTES = 1 + MAX_BODY_BYTES
 PING_BYTES = 8
 
 DATAGRAM_OUT, BATCH_OUT, DATAGRAM_IN, BATCH_IN = 4, 5, 6, 7
-"""From a client (out) and to a client (in). A batch is several datagrams of equal size, the last may be shorter."""
+"""From a client (out) and to a client (in). A batch is several datagrams of equal size; the last may be shorter."""
 
 PEER_GONE, PING, PONG, PROBLEM, RESTARTING, STATUS = 8, 9, 10, 11, 12, 13
 
@@ -36,7 +36,7 @@ _TO_CLIENT = {DATAGRAM_OUT: DATAGRAM_IN, BATCH_OUT: BATCH_IN}
 
 
 class Health(enum.IntEnum):
-    """What a relay tells a client about its connection."""
+    """A relay's reports to a client about its connection."""
 
     OK = 0
     SAME_ID = 1  # another connection with the same id gets the traffic
@@ -47,7 +47,7 @@ _PROBLEMS = {Health.OK: b"", Health.SAME_ID: b"same endpoint id connected", Heal
 
 
 def check_client_frame(frame: bytes) -> int:
-    """The type of a frame that a client may send after the handshake. Raises WireError.
+    """Return the type of a frame that a client may send after the handshake. Raises WireError.
 
     Accepted are DATAGRAM_OUT and BATCH_OUT with a payload, PING and PONG.
     """
@@ -67,35 +67,35 @@ def check_client_frame(frame: bytes) -> int:
 
 
 def receiver(datagram: bytes) -> bytes:
-    """The id that a checked DATAGRAM_OUT or BATCH_OUT is for."""
+    """Return the id of the receiver of a checked DATAGRAM_OUT or BATCH_OUT."""
     return datagram[1 : 1 + ID_BYTES]
 
 
 def forwarded(datagram: bytes, sender: bytes) -> tuple[bytes, memoryview]:
-    """A checked DATAGRAM_OUT or BATCH_OUT as its receiver gets it, in two parts."""
+    """Return a checked DATAGRAM_OUT or BATCH_OUT as its receiver gets it, in two parts."""
     return bytes((_TO_CLIENT[datagram[0]],)) + sender, memoryview(datagram)[1 + ID_BYTES :]
 
 
 def ping(data: bytes) -> bytes:
-    """A question of 8 bytes that the other side returns."""
+    """Return a ping frame with 8 bytes, which the other side returns."""
     return bytes((PING,)) + data
 
 
 def pong(ping_frame: bytes) -> bytes:
-    """The answer to a ping frame."""
+    """Return the answer to a ping frame."""
     return bytes((PONG,)) + ping_frame[1:]
 
 
 def peer_gone(peer: bytes) -> bytes:
-    """Tells a client that a peer it heard from is not connected any more."""
+    """Return the frame that informs a client that a peer from which it got datagrams is not connected any more."""
     return bytes((PEER_GONE,)) + peer
 
 
 def health(state: Health, version: str) -> bytes:
-    """The state of a client's connection, in the words of the version that it speaks."""
+    """Return the state of a client's connection, in the form of the client's version."""
     return bytes((PROBLEM,)) + _PROBLEMS[state] if version == V1 else bytes((STATUS, state))
 
 
 def restarting(*, reconnect_in_ms: int, try_for_ms: int) -> bytes:
-    """Tells a client that the relay goes down, when to come back, and for how long to try. Present clients ignore it."""
+    """Return the frame that announces that the relay stops, when to reconnect, and how long to try. Today's clients ignore it."""
     return struct.pack(">BII", RESTARTING, reconnect_in_ms, try_for_ms)

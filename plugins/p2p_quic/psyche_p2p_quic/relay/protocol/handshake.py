@@ -1,6 +1,6 @@
 """The iroh relay protocol's handshake: a client proves its id by signing a nonce that the relay made. Both sides; no I/O.
 
-A signature is over a nonce of this connection, so it proves nothing in another one. PyNaCl verifies it (see
+A signature is over a nonce of this connection, so it proves nothing on another one. PyNaCl verifies it (see
 `psyche_core.wire.signing` for the reason); ids of small order are refused.
 """
 
@@ -33,12 +33,12 @@ class Challenge:
     nonce: bytes
 
     def encode(self) -> bytes:
-        """The frame for the client."""
+        """Return the frame for the client."""
         return bytes((_CHALLENGE,)) + self.nonce
 
     @classmethod
     def decode(cls, data: bytes) -> Challenge:
-        """The relay's question as a client gets it. Raises WireError."""
+        """Read the relay's challenge, as a client receives it. Raises WireError."""
         if len(data) != 1 + NONCE_BYTES or data[0] != _CHALLENGE:
             raise _not_a_relay(data)
 
@@ -46,17 +46,17 @@ class Challenge:
 
     @property
     def message(self) -> bytes:
-        """What the client signs."""
+        """The bytes that the client signs."""
         return blake3(self.nonce, derive_key_context=_CONTEXT).digest()
 
     def answer(self, seed: bytes) -> bytes:
-        """The client's frame that proves its id. seed: of its Ed25519 key."""
+        """Return the client's frame that proves its id. seed: of its Ed25519 key."""
         key = SigningKey(seed)
         signature = key.sign(self.message).signature
         return bytes((_CLIENT_AUTH,)) + bytes(key.verify_key) + bytes((_SIGNATURE_BYTES,)) + signature
 
     def proven_id(self, answer: bytes) -> bytes:
-        """The id that the client's answer proves. Raises WireError."""
+        """Return the id that the client's answer proves. Raises WireError."""
         if len(answer) != _AUTH_BYTES or answer[0] != _CLIENT_AUTH or answer[1 + ID_BYTES] != _SIGNATURE_BYTES:
             kind = answer[0] if answer else -1
             message = f"expected the answer to the challenge, got a frame of type {kind} and {len(answer)} bytes"
@@ -73,13 +73,13 @@ class Challenge:
 
 
 def denial(reason: str) -> bytes:
-    """The frame that refuses a client; the connection is closed after it. reason: cut to 127 bytes of UTF-8."""
+    """Return the frame that refuses a client; the connection is closed after it. reason: cut to 127 bytes of UTF-8."""
     text = reason.encode()[:_LONGEST_REASON].decode(errors="ignore").encode()
     return bytes((_DENIES, len(text))) + text
 
 
 def reason_of_denial(data: bytes) -> str | None:
-    """Why the relay refuses a client that has answered; None if it admits it. Raises WireError for another frame."""
+    """Return why the relay refuses a client that has answered; None if it admits it. Raises WireError for another frame."""
     if data == WELCOME:
         return None
     if len(data) < 2 or data[0] != _DENIES or len(data) != 2 + data[1]:

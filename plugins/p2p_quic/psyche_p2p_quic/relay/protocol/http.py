@@ -1,6 +1,6 @@
-"""What a relay answers over HTTP, without I/O: which requests become WebSockets, which get a page, which are refused.
+"""The HTTP answers of a relay, without I/O: which requests become WebSockets, which get a page, which are refused.
 
-h11 reads and writes HTTP/1.1 and bounds what it keeps of a request. Every page ends its connection: callers ask once.
+h11 reads and writes HTTP/1.1 and limits what it keeps of a request. Every page ends its connection, because callers ask once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TOKEN = re.compile(r"[Bb]earer +([!-~]{1,512})")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """An answer that is not a WebSocket. body: text, or a function that makes it when it is asked for."""
+    """An answer that is not a WebSocket. body: text."""
 
     body: str = ""
     kind: str = "text/plain; charset=utf-8"
@@ -34,12 +34,12 @@ class Page:
 
 
 Pages = Mapping[str, Callable[[str], Page | None]]
-"""Path -> what makes its page for a caller's IP address; None if it is not for that caller."""
+"""By path, a function that makes the page for a caller's IP address; it returns None if the page is not for that caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Send these bytes and close. problem: what was wrong with the request, "" for an answered one."""
+    """An answer to send before closing. problem: what was wrong with the request, "" if nothing was."""
 
     data: bytes
     problem: str = ""
@@ -47,9 +47,9 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Upgraded:
-    """Send these bytes; what follows are WebSocket frames. version: of the relay protocol. token: that the client sent.
+    """An answer to send before WebSocket frames follow. version: of the relay protocol. token: the one that the client sent.
 
-    rest: bytes that came behind the request already.
+    rest: bytes that have already arrived after the request.
     """
 
     data: bytes
@@ -61,7 +61,7 @@ class Upgraded:
 class RequestReader:
     """Reads one request of one connection and answers it.
 
-    pages: what can be asked for besides the relay itself. host: the caller's.
+    pages: what can be requested besides the relay itself. host: the caller's.
     """
 
     __slots__ = ("_h11", "_head_only", "_host", "_pages")
@@ -73,7 +73,7 @@ class RequestReader:
         self._pages = pages
 
     def feed(self, data: bytes) -> Answered | Upgraded | None:
-        """Take bytes in; None while the request is incomplete. Nothing may be fed after an answer."""
+        """Take bytes in; return None while the request is incomplete. No more bytes may be passed after an answer."""
         self._h11.receive_data(data)
         try:
             event = self._h11.next_event()
@@ -104,7 +104,7 @@ class RequestReader:
         return self._page(page)
 
     def _upgrade(self, request: h11.Request) -> Answered | Upgraded:
-        headers = dict(request.headers)  # h11 lower-cases names; of a repeated header the last counts
+        headers = dict(request.headers)  # h11 lower-cases names; the last one of a repeated header is used
         key = headers.get(b"sec-websocket-key", b"")
         if not (
             request.method == b"GET"
@@ -156,7 +156,7 @@ class RequestReader:
 
 
 def upgrade_request(host: str, *, nonce: bytes, token: str | None) -> bytes:
-    """What a client asks a relay at `host` with. nonce: 16 random bytes. token: to show to it."""
+    """Return a client's request to a relay at `host`. nonce: 16 random bytes. token: to show to the relay."""
     bearer = f"Authorization: Bearer {token}\r\n" if token else ""
     return (
         f"GET {RELAY_PATH} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -166,7 +166,7 @@ def upgrade_request(host: str, *, nonce: bytes, token: str | None) -> bytes:
 
 
 def _captive_portal_answer(request: h11.Request) -> Page:
-    """How a client finds out that nobody between us answers in our place."""
+    """Return the page by which a client verifies that nobody between us answers in our place."""
     challenge = dict(request.headers).get(b"x-iroh-challenge", b"")
     known = _CHALLENGE.fullmatch(challenge) is not None
     headers = (("X-Iroh-Response", f"response {challenge.decode('ascii')}"),) if known else ()

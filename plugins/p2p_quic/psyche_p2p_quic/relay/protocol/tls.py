@@ -1,7 +1,7 @@
 """TLS of one connection as bytes in and bytes out, without sockets.
 
-asyncio's own TLS keeps 256 kB of buffers for each connection, and tells of a connection only after its handshake, too late to
-count it. This one keeps what OpenSSL keeps.
+asyncio's own TLS keeps 256 kB of buffers for each connection, and reports a connection only after its handshake, too late to
+count it. This implementation keeps only what OpenSSL keeps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _READ_BYTES = 65_536
 
 
 class TlsFailed(Exception):
-    """The client broke TLS, or spoke something else. What is left to be sent is its alert."""
+    """The client broke TLS, or used another protocol. What is left to be sent is its alert."""
 
 
 class ServerTls:
@@ -28,7 +28,7 @@ class ServerTls:
         self.ended: bool = False
 
     def receive(self, data: memoryview) -> bytes:
-        """What the client says in these bytes. Something may be left to be sent afterwards. Raises TlsFailed."""
+        """Decrypt what the client sent. Something may be left to be sent afterwards. Raises TlsFailed."""
         self._incoming.write(data)
         parts = []
         try:
@@ -54,12 +54,12 @@ class ServerTls:
             self._object.write(data)
 
     def close(self) -> None:
-        """Tell the client that nothing more comes."""
+        """Inform the client that we send nothing more."""
         try:
             self._object.unwrap()
         except (ssl.SSLError, ValueError):
-            return  # it does not answer at once, or there was no handshake: the socket is closed in any case
+            return  # it does not answer at once, or there was no handshake; in any case the socket is closed
 
     def left_to_send(self) -> bytes:
-        """Bytes for the socket."""
+        """Return bytes for the socket."""
         return self._outgoing.read()

@@ -1,8 +1,8 @@
 """WebSocket frames (RFC 6455) as a relay needs them: bytes in, messages out. No I/O.
 
-Written here rather than taken from a library because this is the path of every forwarded byte: see "How fast it is" in
-docs/how-to/run-a-relay.md for what was measured. It holds no buffer while no message is under way, so that an idle
-client costs next to nothing. Extensions are never negotiated. Text messages are skipped; their encoding is not looked at.
+This is not a library because every forwarded byte passes through it: see "How fast it is" in docs/how-to/run-a-relay.md for the
+measurements. It has no buffer while no message is in progress, so that an idle client costs almost no memory. Extensions are
+never negotiated. Text messages are skipped, without a check of their encoding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_CONTROL = 125
 
 
 class CloseCode(enum.IntEnum):
-    """Why a connection is closed, as RFC 6455 numbers it."""
+    """Why a connection is closed, by the numbers of RFC 6455."""
 
     GOING_AWAY = 1001
     PROTOCOL_ERROR = 1002
@@ -29,7 +29,7 @@ class CloseCode(enum.IntEnum):
 
 
 class WebSocketError(WireError):
-    """The client broke RFC 6455 or a limit. code: what the connection is closed with."""
+    """The client broke RFC 6455 or a limit. code: for closing the connection."""
 
     def __init__(self, message: str, code: CloseCode) -> None:
         super().__init__(message)
@@ -45,34 +45,34 @@ class Closed(Exception):
 
 
 def accept_token(key: bytes) -> bytes:
-    """`Sec-WebSocket-Accept` for a client's `Sec-WebSocket-Key`."""
+    """Return `Sec-WebSocket-Accept` for a client's `Sec-WebSocket-Key`."""
     return base64.b64encode(hashlib.sha1(key + _GUID, usedforsecurity=False).digest())
 
 
 def binary_header(size: int) -> bytes:
-    """What comes before a binary message of `size` bytes from a server."""
+    """Return the header of a binary message of `size` bytes from a server."""
     return _header(_FIN | _BINARY, size)
 
 
 def client_message(payload: bytes) -> bytes:
-    """A binary message from a client. Its mask is zero: it hides nothing from anybody here."""
+    """Return a binary message from a client. Its mask is zero, because it need not hide anything here."""
     header = _header(_FIN | _BINARY, len(payload))
     return bytes((header[0], header[1] | _MASKED)) + header[2:] + bytes(4) + payload
 
 
 def pong_frame(payload: bytes) -> bytes:
-    """The answer to a ping frame."""
+    """Return the answer to a ping frame."""
     return _header(_FIN | _PONG, len(payload)) + payload
 
 
 def close_frame(code: CloseCode, reason: str = "") -> bytes:
-    """The frame that closes a connection. reason: cut to 123 bytes of UTF-8."""
+    """Return the frame that closes a connection. reason: cut to 123 bytes of UTF-8."""
     text = reason.encode()[: _MAX_CONTROL - 2].decode(errors="ignore").encode()
     return close_answer(int(code).to_bytes(2, "big") + text)
 
 
 def close_answer(payload: bytes) -> bytes:
-    """The frame that answers a client's close frame."""
+    """Return the frame that answers a client's close frame."""
     return _header(_FIN | _CLOSE, len(payload)) + payload
 
 
@@ -85,14 +85,14 @@ def _header(first: int, size: int) -> bytes:
 
 
 def unmasked(payload: bytes | memoryview, mask: bytes) -> bytes:
-    """The payload XOR the repeated mask. As one large integer it takes 4 ns a byte; a loop over bytes takes 50."""
+    """Return the payload XOR the repeated mask. As one large integer it takes 4 ns a byte; a loop over bytes takes 50."""
     size = len(payload)
     pattern = mask * (size // 4) + mask[: size % 4]
     return (int.from_bytes(payload, "little") ^ int.from_bytes(pattern, "little")).to_bytes(size, "little")
 
 
 class FrameReader:
-    """Takes what arrives from one client apart into binary messages.
+    """Splits what arrives from one client into binary messages.
 
     max_message: most bytes of a message. Bytes of an incomplete frame are kept, and never more than one frame and its header.
     pongs: answers to the client's WebSocket pings, to be sent by the caller, who clears the list; at most `MAX_PONGS`.
@@ -111,13 +111,13 @@ class FrameReader:
         self.pongs: list[bytes] = []
 
     def feed(self, data: memoryview) -> list[bytes]:
-        """The binary messages that `data` completes. Raises WebSocketError, and Closed; nothing may be fed after either.
+        """Return the binary messages that `data` completes. Raises WebSocketError, and Closed; call it no more after either.
 
-        Messages before the frame that is wrong are lost with it. `data` is not kept.
+        Messages before the wrong frame are lost with it. `data` is not kept.
         """
         messages: list[bytes] = []
         if self._rest is not None:
-            # A frame that arrives in many pieces is joined once it is whole, or every piece would copy all before it.
+            # A frame that arrives in many pieces is joined once it is complete; otherwise every piece would copy all before it.
             self._rest += data
             if len(self._rest) < self._wanted:
                 return messages
@@ -152,7 +152,7 @@ class FrameReader:
         return messages
 
     def _check_header(self, first: int, second: int, size: int) -> None:
-        """Raises WebSocketError for a header that a client must not send."""
+        """Raise WebSocketError for a header that a client must not send."""
         opcode = first & 15
         if first & 0x70:
             problem = "a reserved bit is set"
@@ -171,7 +171,7 @@ class FrameReader:
             raise WebSocketError(problem, CloseCode.PROTOCOL_ERROR)
 
     def _other_frame(self, first: int, payload: bytes, messages: list[bytes]) -> None:
-        """Control frames, text, and parts of messages."""
+        """Handle control frames, text, and parts of messages."""
         opcode = first & 15
         if opcode == _CLOSE:
             raise Closed(payload)
@@ -189,7 +189,7 @@ class FrameReader:
         if self._fragments is None:
             self._text = opcode == _TEXT
             self._fragments = []
-        # Counting a part's overhead keeps a message of a million empty parts within the limit, too.
+        # The overhead of a part counts too, so that a message of a million empty parts exceeds the limit.
         if sum(map(len, self._fragments)) + len(payload) > self._max_message or len(self._fragments) >= 64:
             message = f"a message in parts is over the limit of {self._max_message} bytes or 64 parts"
             raise WebSocketError(message, CloseCode.TOO_BIG)
