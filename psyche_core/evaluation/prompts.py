@@ -42,18 +42,18 @@ def write_in_spare_time(
             model = text_model(loan.module, tokenizer)
             first = loan.step if first is None else first
             try:
-                done = _go_on(model, prompt, written, processors, max_new_tokens)
+                _go_on(model, prompt, written, processors, max_new_tokens)
             except Reclaimed:
                 continue
-            return tokenizer.decode(written, skip_special_tokens=True), first, loan.step if done else first
+            return tokenizer.decode(written, skip_special_tokens=True), first, loan.step
 
 
-def _go_on(model: TextModel, prompt: str, written: list[int], processors: Any, most: int) -> bool:
-    """Add tokens to `written` until the text is complete, then return True."""
+def _go_on(model: TextModel, prompt: str, written: list[int], processors: Any, most: int) -> None:
+    """Add tokens to `written` until the text is complete."""
     start = encode(model, prompt)
     most_new = most if model.max_tokens is None else min(most, model.max_tokens - start.shape[1])
     if len(written) >= most_new or (written and written[-1] in ends_of(model)):
-        return True
+        return
 
     ids = torch.cat([start, torch.tensor([written], dtype=start.dtype)], dim=1) if written else start
     with torch.no_grad(), quiet():
@@ -64,7 +64,6 @@ def _go_on(model: TextModel, prompt: str, written: list[int], processors: Any, m
             logits_processor=processors,
             streamer=_Collector(written),
         )
-    return True
 
 
 class _Collector:

@@ -434,7 +434,7 @@ class RunView:
             if isinstance(event, telemetry.MemberWithdrew):
                 state, why = "left", ""
             else:
-                state, why = ("ejected" if event.why == "ejected" else "dropped"), event.why
+                state, why = ("ejected" if event.why in ("ejected", "struck") else "dropped"), event.why
             other = self._of_id(event.member)
             if other is not None and (state == "ejected" or other.state not in _OVER):
                 self._enter(other, time, state, why)

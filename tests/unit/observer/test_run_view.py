@@ -85,10 +85,11 @@ def test_members_stand_where_their_events_say() -> None:
     assert [span[1:] for span in page["member"]["spans"]] == [["starting", ""], ["joined", ""], ["failed", "no memory"]]
 
 
-def test_the_server_says_who_was_ejected_and_that_lasts() -> None:
+@pytest.mark.parametrize("why", ["ejected", "struck"])
+def test_the_server_says_who_was_ejected_and_that_lasts(why: str) -> None:
     view = begun()
     train(view, "client-1", 1, 3.0)
-    view.handle("server", 12.0, telemetry.MemberExited(0, "a1a1a1a1", "ejected"))
+    view.handle("server", 12.0, telemetry.MemberExited(0, "a1a1a1a1", why))
     train(view, "client-1", 2, 3.0)
     view.handle("client-1", 13.0, telemetry.Ended("the coordinator ejected this client", success=False))
     assert states(view)["client-1"] == "ejected"
