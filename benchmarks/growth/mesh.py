@@ -66,9 +66,14 @@ def _measured(members: list[Child]) -> dict[str, Any]:
     connected = _all(members, members=addresses)
     idle = statistics.mean(each["cpu_seconds"] for each in _all(members, idle=IDLE_SECONDS)) / IDLE_SECONDS
     talk = _all(members, talk=TALK_SECONDS, per_second=MESSAGES_PER_SECOND)
-    rounds = [_all(members, results=RESULT_BYTES, round=number) for number in range(ROUNDS)]
-    sent = [statistics.mean(each["bytes_sent"] for each in answers) for answers in rounds]
-    most = [max(each["bytes_sent"] for each in answers) / mean for answers, mean in zip(rounds, sent, strict=True)]
+    rounds, sent, most = [], [], []
+    for number in range(ROUNDS):
+        before = [each["bytes_sent"] for each in _all(members, figures=True)]
+        rounds.append(_all(members, results=RESULT_BYTES, round=number))
+        after = [each["bytes_sent"] for each in _all(members, figures=True)]  # once nobody fetches any more
+        uploads = [late - early for early, late in zip(before, after, strict=True)]
+        sent.append(statistics.mean(uploads))
+        most.append(max(uploads) / statistics.mean(uploads))
     talking = [each["cpu_seconds"] - idle * each["seconds"] for each in talk]
     figures = {
         "connections": statistics.mean(each["connections"] for each in connected),
@@ -82,7 +87,7 @@ def _measured(members: list[Child]) -> dict[str, Any]:
         "round_cpu_s": statistics.median(statistics.mean(each["cpu_seconds"] for each in answers) for answers in rounds),
         "sent_mb_per_round": statistics.median(sent) / 1e6,
         "most_sent_over_mean": statistics.median(most),
-        "resident_mb": statistics.mean(each["resident_mb"] for each in _all(members, end=True)),
+        "resident_mb": statistics.mean(each["resident_mb"] for each in _all(members, figures=True)),
     }
     return {name: round(value, 4) for name, value in figures.items()}
 

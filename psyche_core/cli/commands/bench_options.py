@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import click
 
 from psyche_core.option_groups import option
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-Decorator = Callable[[_Command], _Command]
+Decorator: TypeAlias = Callable[[_Command], _Command]
 
 MODEL_AND_DATA, TRAININGS, COMPUTE, OUTPUT = "Model and data", "Trainings", "Compute", "Output"
 
-PATH = click.Path(path_type=Path)
+PATH: click.Path = click.Path(path_type=Path)
 
 
 def state_option(used: str) -> Decorator[Any]:
@@ -23,11 +23,13 @@ def state_option(used: str) -> Decorator[Any]:
     return option("--state", type=PATH, required=True, group=MODEL_AND_DATA, help=f"Run file: its {used} are used.")
 
 
-data_option = option("--data", type=PATH, required=True, group=MODEL_AND_DATA, help="Token file or folder of them.")
-validation_data_option = option(
+data_option: Decorator[Any] = option(
+    "--data", type=PATH, required=True, group=MODEL_AND_DATA, help="Token file or folder of them."
+)
+validation_data_option: Decorator[Any] = option(
     "--validation-data", type=PATH, group=MODEL_AND_DATA, help="Held-out tokens.  [default: DATA/validation]"
 )
-token_size_option = option(
+token_size_option: Decorator[Any] = option(
     "--token-size",
     type=click.Choice(["TwoBytes", "FourBytes"]),
     default="TwoBytes",
@@ -35,17 +37,21 @@ token_size_option = option(
     group=MODEL_AND_DATA,
     help="Bytes per token of all token files.",
 )
-base_option = option(
+base_option: Decorator[Any] = option(
     "--base",
     type=PATH,
     group=MODEL_AND_DATA,
     help="Folder at which relative paths of the run file start; default: the run file's folder.",
 )
-device_option = option("--device", default="auto", show_default=True, group=COMPUTE, help="As for `psyche client train`.")
-torch_threads_option = option(
+device_option: Decorator[Any] = option(
+    "--device", default="auto", show_default=True, group=COMPUTE, help="As for `psyche client train`."
+)
+torch_threads_option: Decorator[Any] = option(
     "--torch-threads", type=click.IntRange(1), metavar="N", group=COMPUTE, help="CPU threads for torch; default: chosen by torch."
 )
-json_option = option("--json", "as_json", is_flag=True, group=OUTPUT, help="One JSON object on standard output, for programs.")
+json_option: Decorator[Any] = option(
+    "--json", "as_json", is_flag=True, group=OUTPUT, help="One JSON object on standard output, for programs."
+)
 
 
 def seeds_option(default: int, text: str) -> Decorator[Any]:

@@ -253,7 +253,7 @@ def test_a_failure_of_the_honest_run_beside_a_liar_comes_back_from_another_proce
     """It was raised, and an exception that could not be read in the parent ended the pool's reader: nothing more came."""
     seed = 700199
     script = generate(seed)
-    monkeypatch.setattr("psyche_core.simulator.world.STRAGGLER_RATIO", 2.0)  # this run has a member that is left behind
+    monkeypatch.setattr("psyche_core.simulator.world.is_straggler", lambda *_: False)  # this run has a member that is left behind
     _, found, _ = one_run(RunOptions(kinds=KINDS, shrink=0), seed)
     assert found is not None
     assert (found.invariant, found.script.faults, found.original.faults) == ("no-honest-member-dropped", (), ())
@@ -264,7 +264,7 @@ def test_a_failure_of_the_honest_run_beside_a_liar_comes_back_from_another_proce
 
 def test_a_member_whose_result_only_some_witnesses_saw_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this run a slow member was dropped for one such result, which the test above shows."""
-    monkeypatch.setattr("psyche_core.simulator.world.STRAGGLER_RATIO", 2.0)
+    monkeypatch.setattr("psyche_core.simulator.world.is_straggler", lambda *_: False)
     result = run_script(without_faults(generate(700199)))
     assert result.failure is None, str(result.failure)
 
