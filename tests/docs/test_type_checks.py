@@ -36,7 +36,7 @@ def test_everything_public_in_the_core_has_types() -> None:
     assert untyped("psyche_core") == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # mypy reads plugins each time
 @pytest.mark.timeout(900)
 def test_everything_public_in_plugins_has_types(tmp_path: Path) -> None:
     """All plugins in one go, as parts of one package, so that what they import is read once."""

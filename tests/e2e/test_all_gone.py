@@ -145,6 +145,7 @@ def assert_identical(run: LiveRun, *, steps: int = TOTAL) -> None:
     assert losses[steps] < losses[1] - 0.3, losses
 
 
+@pytest.mark.soak  # one surviving disk is tested each time, below
 @pytest.mark.parametrize(
     ("step", "how"),
     [
@@ -238,6 +239,7 @@ def test_a_server_started_with_a_wrong_folder_for_a_while_costs_nothing(live_run
     assert_identical(run)
 
 
+@pytest.mark.soak  # the simulator plays it
 def test_with_all_disks_gone_the_run_waits_for_its_owner_who_lets_it_go_on_from_the_stored_checkpoint(
     live_run: StartRun,
 ) -> None:
@@ -268,6 +270,7 @@ def test_with_all_disks_gone_the_run_waits_for_its_owner_who_lets_it_go_on_from_
     assert_identical(run)
 
 
+@pytest.mark.soak  # the simulator plays it
 def test_a_member_that_is_away_still_has_the_model_that_seems_lost(live_run: StartRun) -> None:
     """The server names it; it is started, and the owner lets the run ask again, with the command that the server tells."""
     run = live_run()
@@ -310,6 +313,7 @@ def test_the_owner_returns_the_run_to_a_signed_epoch_end(live_run: StartRun) -> 
     assert_identical(run)
 
 
+@pytest.mark.soak  # the simulator plays it
 @pytest.mark.parametrize(
     "which",
     [pytest.param("previous", marks=pytest.mark.soak), "rounds-ago", pytest.param("witnessing", marks=pytest.mark.soak)],

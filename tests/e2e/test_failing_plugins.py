@@ -129,6 +129,7 @@ def test_a_data_plugin_that_is_always_one_sequence_short_ends_its_client_with_on
         assert [event.why for event in told if isinstance(event, Dropped) and event.why != "failed"] == []
 
 
+@pytest.mark.soak  # the data plugin below is tested each time
 def test_an_optimizer_that_can_apply_nothing_ends_the_run_with_one_sentence(
     site: Path, start: Started, local_testnet: LocalTestnet, free_port: Callable[[], int], tmp_path: Path
 ) -> None:

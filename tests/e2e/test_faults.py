@@ -15,6 +15,7 @@ from live_run import THREE, StartRun
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 
 
+@pytest.mark.soak  # the simulator plays it
 def test_each_client_is_killed_in_turn_witness_or_not(live_run: StartRun) -> None:
     """Two of three witness a round; a client that just did, one that did not, and then the third come back and train on."""
     run = live_run(total_steps=56, witness_nodes=2)
@@ -77,6 +78,7 @@ def test_a_client_stopped_for_twenty_seconds_comes_back(live_run: StartRun) -> N
     run.assert_kept_its_promises(steps=40, finishers=THREE)
 
 
+@pytest.mark.soak  # the simulator plays it
 def test_a_client_cut_off_for_ten_seconds_comes_back(live_run: StartRun) -> None:
     """Its link is down: no packet passes, nobody is told, all its connections stay half open."""
     with contextlib.ExitStack() as stack:

@@ -141,6 +141,7 @@ def flipping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")])))
 
 
+@pytest.mark.soak  # tests/integration/test_model_repair.py repairs each time
 @pytest.mark.usefixtures("flipping")
 def test_a_flipped_weight_is_noticed_and_repaired_in_the_same_epoch(live_run: StartRun) -> None:
     run = live_run(total_steps=24, rounds_per_epoch=24, optimizer="Flipping")

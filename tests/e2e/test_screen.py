@@ -80,7 +80,7 @@ def arguments_for(config: Path, port: int, out: Path) -> list[object]:
     return ["testnet", "start", "--num-clients", 3, "--config-path", config, "--server-port", port, "--out", out, "--tui", "true"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # a whole run beside the screen
 def test_a_screen_that_is_closed_by_key_leaves_the_terminal_as_it_was_and_the_run_goes_on(
     terminal: Callable[..., Terminal], short_run: Path, free_port: Callable[[], int], tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def start_member(chain: Chain, config: Path, name: str, wallet: Path, *, inside:
     chain.start(name, "client", "train", "--run-id", RUN, *where, *how, *log, inside=inside)
 
 
+@pytest.mark.soak  # test_solana_start.py and plugins/backend_solana/tests/test_hosting.py run each time
 def test_members_of_a_run_on_a_chain_are_paid_though_an_rpc_provider_dies_midway(chain: Chain, config: Path) -> None:
     owner = chain.wallet("owner")
     mint = chain.ask("solana", "create-token", "--supply", 100, "-w", owner)["mint"]

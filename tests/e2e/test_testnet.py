@@ -114,6 +114,7 @@ chunk_size = 4096
 """
 
 
+@pytest.mark.soak  # its conformance tests apply payloads in another process, too
 def test_another_optimizer_plugin_trains_equal_replicas_with_real_processes(
     start: Started, run_of_two: Path, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_another_optimizer_plugin_trains_equal_replicas_with_real_processes(
     assert all(min(client["payload_bytes"]) > 0 for client in report["clients"])
 
 
+@pytest.mark.soak  # unit tests judge the figures
 def test_a_figure_not_reached_fails_the_run_and_says_which(
     start: Started, local_testnet: LocalTestnet, free_port: Callable[[], int], tmp_path: Path
 ) -> None:

@@ -82,6 +82,10 @@ def figure(page: Any, name: str) -> str:
     return str(page.locator("#figures div", has=page.locator("dt", has_text=re.compile(f"^{name}$"))).locator("dd").inner_text())
 
 
+def wait_for_step(page: Any, step: int) -> None:
+    page.locator(f"[role=progressbar][aria-valuenow='{step}']").wait_for(timeout=60_000)
+
+
 def test_a_visitor_finds_a_run_and_a_member_and_sees_points_arrive(site: str, run: Events, open_page: OpenPage) -> None:
     page = open_page(site)
     page.locator("#runs .chip", has_text="no news since").wait_for()
@@ -92,9 +96,9 @@ def test_a_visitor_finds_a_run_and_a_member_and_sees_points_arrive(site: str, ru
     assert figure(page, "Step").startswith("60")
     before = page.evaluate("psyche.charts.loss.data[0].length")
     run.train(61, 75)
-    page.locator("#figures", has_text="75").wait_for()
+    wait_for_step(page, 75)
     assert page.evaluate("psyche.charts.loss.data[0].length") > before
-    assert page.get_by_role("progressbar").get_attribute("aria-valuenow") == "75"
+    assert figure(page, "Step").startswith("75")
     row = page.get_by_role("row").filter(has_text="client-3")
     assert "dropped" in row.inner_text(), "it only finished what it had begun"
     assert "dropped 1 times" in row.get_by_role("img").get_attribute("aria-label")
@@ -292,8 +296,8 @@ def test_a_server_that_was_away_is_found_again(
     page.locator("#live.off").wait_for()
     run.train(61, 65)
     url_said(start("web", "--events", run.folder.parent, "--web-port", port))
-    page.locator("#figures", has_text="65").wait_for(timeout=60_000)
-    assert page.locator("#live").inner_text() == "live"
+    wait_for_step(page, 65)
+    page.locator("#live", has_text=re.compile("^live$")).wait_for()
 
 
 def test_a_finished_run_is_played_again(start: Started, run: Events, open_page: OpenPage) -> None:
@@ -302,11 +306,11 @@ def test_a_finished_run_is_played_again(start: Started, run: Events, open_page: 
     page.wait_for_selector("#loss canvas")
     shown = page.evaluate("psyche.live.head.step")
     assert 19 <= shown < 60
-    page.locator("#figures", has_text="60").wait_for(timeout=60_000)
+    wait_for_step(page, 60)
 
 
+@pytest.mark.soak  # a whole run beside the browser
 @pytest.mark.quic
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_real_run_is_watched_while_it_trains(
     start: Started, local_testnet: LocalTestnet, free_port: Callable[[], int], tmp_path: Path, open_page: OpenPage

@@ -145,7 +145,7 @@ def test_every_share_of_honest_members_passes() -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("memory", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_honest_shares_pass_in_every_epoch_at_rates_that_matter(memory: bool) -> None:
     """An epoch's end applies everything, so its successor's first share starts one step later than others.
 
@@ -161,7 +161,7 @@ def test_honest_shares_pass_in_every_epoch_at_rates_that_matter(memory: bool) ->
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("cheat", [TrainsOnOtherData, SendsOldResults])
+@pytest.mark.parametrize("cheat", [TrainsOnOtherData, pytest.param(SendsOldResults, marks=pytest.mark.soak)])
 def test_a_cheat_is_ejected_and_nobody_else(cheat: Callable[[], Member]) -> None:
     run = play([cheat(), *(Member() for _ in range(MEMBERS - 1))], rounds=30)
     print(Counter(event.outcome for event in run.closed), run.coordinator.state.progress.step)

@@ -63,7 +63,7 @@ def test_members_behind_routers_of_their_own_train_one_model_and_a_late_one_gets
     assert set(newest_paths(run, "late").values()) == {"relayed"}
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # a whole run behind routers
 def test_members_that_only_the_relay_connects_move_to_one_that_replaces_it(lab: Lab, live_run: StartRun) -> None:
     """The server is killed and started again with its relay at another port, which it offers then."""
     run = live_run(
@@ -139,9 +139,7 @@ FAULTS: dict[str, Callable[[Lab, LiveRun], None]] = {
 SHORT = "relay away for 2 s"
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == SHORT else pytest.mark.soak) for name in FAULTS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.soak) for name in FAULTS])
 @pytest.mark.timeout(600)
 def test_a_run_goes_on_while_its_relay_does_not(lab: Lab, live_run: StartRun, name: str) -> None:
     """Two of three members have no other path than the relay, and the third is reached directly by both. Nobody is ejected."""

@@ -89,7 +89,7 @@ def test_its_check_trains(projects: Installed, kind: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", TRAINED)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.soak if kind == "sharding" else ()) for kind in TRAINED])
 def test_it_trains(projects: Installed, kind: str) -> None:
     options = ("--data-parallelism", "2", "--sharding", "copies") if kind == "sharding" else ()
     command = ("train-local", "--state", "run/state.toml", "--device", "cpu", "--logs", "json", *options)

@@ -114,8 +114,8 @@ async def managed(tmp_path: Path) -> AsyncIterator[Managed]:
         yield Managed(chain, run, tmp_path)
 
 
+@pytest.mark.soak  # makes environments and installs into them
 @pytest.mark.timeout(400)  # processes that import torch, on a busy machine
-@pytest.mark.slow
 async def test_a_version_is_installed_by_pip_run_and_replaced_when_the_run_asks_for_another(managed: Managed) -> None:
     packages = managed.folder / "packages"
     write_client_wheels(packages, "9.9.9")

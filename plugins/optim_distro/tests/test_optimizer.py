@@ -244,7 +244,7 @@ def test_lookahead_is_masters_minus_the_sign_of_delta() -> None:
     [
         (True, True, None, 500),
         (True, False, None, 120),  # the plain code gives the compiled code's bits, which test_numba_backend.py sees to
-        (True, True, "clip", 500),
+        pytest.param(True, True, "clip", 500, marks=pytest.mark.soak),
         (True, True, "rmsprop", 500),
         (False, False, "clip", 120),
         pytest.param(True, False, None, 500, marks=pytest.mark.soak),

@@ -92,6 +92,7 @@ def without_usual(arguments: list[str]) -> list[str]:
     return [*arguments[:place], *arguments[place + 4 : -2]]
 
 
+@pytest.mark.soak  # each process imports torch and compiles
 @pytest.mark.timeout(400)  # processes that import torch, on a busy machine
 def test_processes_train_a_file_s_recipes_as_one_does(psyche: Psyche, arguments: list[str], tmp_path: Path) -> None:
     _, adamw, distro = RECIPES.split("[[recipe]]")
@@ -111,6 +112,7 @@ def test_processes_train_a_file_s_recipes_as_one_does(psyche: Psyche, arguments:
     assert runs["1"][0]["validation_loss"] != runs["1"][1]["validation_loss"]
 
 
+@pytest.mark.soak  # each process imports torch
 def test_what_fails_in_a_process_is_a_sentence(psyche: Psyche, arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").unlink()
     alone, together = (psyche(*arguments, "--seeds", "1", "--jobs", jobs) for jobs in ("1", "2"))

@@ -119,8 +119,8 @@ def luckless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PluginRecord:
     return record("sharding.luckless")
 
 
+@pytest.mark.soak  # each process imports torch
 @pytest.mark.timeout(400)  # processes that import torch, on a busy machine
-@pytest.mark.slow
 def test_what_a_plugin_said_when_it_failed_is_told(luckless: PluginRecord) -> None:
     told: list[str] = []
     tried = try_training(luckless, {}, None, tell=told.append)

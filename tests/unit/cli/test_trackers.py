@@ -90,7 +90,7 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # trains until time limits strike
 def test_a_service_that_never_answers_holds_up_neither_training_nor_the_end(silent_server: str, tmp_path: Path) -> None:
     environment = {**os.environ, "WANDB_BASE_URL": silent_server, "WANDB_API_KEY": "a" * 40}
     trackers = (

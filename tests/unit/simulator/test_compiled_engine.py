@@ -196,6 +196,7 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
         list(players.play([1]))
 
 
+@pytest.mark.soak  # compiles for a while; only tools/simulated_seeds.py uses it
 def test_players_play_what_the_simulator_plays() -> None:
     with Players(2) as players:
         played = [run for reply in players.play(range(20)) for run in reply["runs"]]

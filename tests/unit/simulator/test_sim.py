@@ -144,7 +144,9 @@ def test_messages_and_states_may_travel_as_bytes() -> None:
     assert sealed.mark == run_script(quiet("pause")).mark, "how values travel changes nothing"
 
 
-@pytest.mark.parametrize(("clients", "seeds", "steps"), [(1, 3, 8), (2, 3, 8), (3, 3, 8), (16, 3, 8), (64, 1, 3)])
+@pytest.mark.parametrize(
+    ("clients", "seeds", "steps"), [(1, 3, 8), (2, 3, 8), (3, 3, 8), (16, 1, 8), pytest.param(64, 1, 3, marks=pytest.mark.soak)]
+)
 def test_runs_of_other_sizes_hold_too(clients: int, seeds: int, steps: int) -> None:
     for seed in range(seeds):
         result = run_script(generate(seed, clients=clients, rounds=steps))
@@ -218,7 +220,13 @@ def test_a_member_that_never_states_costs_little_and_the_figures_say_so() -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "seed"), [("withhold", 505), ("withhold", 791558714), ("selective-finished", 500), ("selective-finished", 503)]
+    ("kind", "seed"),
+    [
+        ("withhold", 505),
+        pytest.param("withhold", 791558714, marks=pytest.mark.soak),
+        ("selective-finished", 500),
+        pytest.param("selective-finished", 503, marks=pytest.mark.soak),
+    ],
 )
 def test_who_gives_things_to_some_members_only_costs_little_and_makes_nobody_else_look_late(kind: str, seed: int) -> None:
     """Withheld payloads: members that fetched for long, or stopped waiting later than others, were not waited for and dropped.

@@ -107,7 +107,9 @@ def test_every_tab_looks_as_it_did(shown: NewScreen, kind: str) -> None:
     assert "".join(tabs) == file.read_text()
 
 
-@pytest.mark.parametrize("kind", sorted(TABS))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "server" else pytest.mark.soak) for kind in sorted(TABS)]
+)
 def test_without_colour_nothing_is_coloured_and_what_is_chosen_is_reversed(
     shown: NewScreen, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

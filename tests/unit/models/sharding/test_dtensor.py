@@ -18,6 +18,7 @@ MODELS = {
 }
 PARTED_DIFFERENTLY = {"llama": LLAMA, "qwen3": QWEN3, "deepseek v3": DEEPSEEK_V3}
 FOUR_HEADS = {name: {**config, "num_key_value_heads": 4} for name, config in PARTED_DIFFERENTLY.items()}
+ONE_OF_FOUR_HEADS = {"llama": FOUR_HEADS["llama"]}
 UNPLANNED = {"gpt2": GPT2, "deepseek v2": DEEPSEEK_V2}
 
 
@@ -30,7 +31,18 @@ class TestTwoRanks(ShardingConformance):
 
 @pytest.mark.slow
 class TestFourRanks(ShardingConformance):
-    """Both kinds of parallelism together, and more parts than two."""
+    """Both kinds of parallelism together."""
+
+    sharding = "dtensor"
+    create = staticmethod(DTensorEngine)
+    ranks = 4
+    degrees = ((2, 2),)
+    models = ONE_OF_FOUR_HEADS
+
+
+@pytest.mark.soak
+class TestFourRanksOfEachModel(ShardingConformance):
+    """The same with each kind of model, and more parts than two."""
 
     sharding = "dtensor"
     create = staticmethod(DTensorEngine)

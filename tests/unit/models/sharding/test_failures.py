@@ -174,7 +174,7 @@ def test_ranks_end_when_the_client_is_killed(context: ModelContext) -> None:
         wait_for(lambda: is_gone(process), "the rank outlives its client")
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # each rank imports torch anew
 @pytest.mark.parametrize("ending", ["end", pytest.param("kill", marks=pytest.mark.soak)])
 def test_ranks_of_another_machine_join_by_command(
     start_controller: StartController, context: ModelContext, free_port: Callable[[], int], tmp_path: Path, ending: str
