@@ -29,6 +29,17 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(named) == sorted(path.relative_to(pages).as_posix() for path in pages.rglob("*.md"))
 
 
+@pytest.mark.parametrize(
+    "page", sorted((REPOSITORY / "docs").rglob("*.md")), ids=lambda page: page.relative_to(REPOSITORY).as_posix()
+)
+def test_a_list_has_an_empty_line_before_it(page: Path) -> None:
+    """Without one the site shows its items as one paragraph."""
+    prose = re.sub(r"(?s:^ *```.*?^ *```)|^#+ .*\n", "\n", page.read_text(), flags=re.MULTILINE)
+    item = re.compile(r"(?:[-*]|\d+\.) ")
+    blocks = [block.strip("\n").splitlines() for block in re.split(r"\n\s*\n", prose)]
+    assert [block[:2] for block in blocks if block and not item.match(block[0].lstrip()) and any(map(item.match, block))] == []
+
+
 def test_the_contracts_that_the_page_names_exist() -> None:
     page = (REPOSITORY / "docs" / "reference" / "contracts.md").read_text()
     named = re.findall(r"^::: (\S+)$", page, flags=re.MULTILINE)
