@@ -41,6 +41,8 @@ ENTRYPOINT ["psyche"]
 CMD ["--help"]
 
 FROM program AS client
+# What is compiled for this machine's processor stays in the volume, for the next container.
+ENV NUMBA_CACHE_DIR=/state/numba-cache
 COPY --from=client-packages /opt/psyche /opt/psyche
 
 FROM program AS server

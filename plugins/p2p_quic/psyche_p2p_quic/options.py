@@ -1,4 +1,4 @@
-"""The options of this transport besides those of `psyche client train`: relays, address discovery, announced addresses."""
+"""The options of this transport besides those of `psyche client train`: relays, address discovery, upload rate."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from psyche_p2p_quic.addresses.relay_urls import RelayChoice
 
 MAX_ADVERTISED = 4
+LEAST_UPLOAD_RATE = 0.05
+"""MB a second below which a limit is refused: a piece would come so slowly that its receiver gives it up."""
 
 
 class QuicOptions(BaseSettings):
@@ -44,6 +46,16 @@ class QuicOptions(BaseSettings):
         description=(
             "IP[:PORT] at which others reach this client, where it cannot know it: a router that forwards a port, or a cloud "
             "that translates addresses. The port defaults to --bind-p2p-port. Up to four, separated by commas."
+        ),
+    )
+
+    max_upload_rate: float | None = Field(
+        default=None,
+        ge=LEAST_UPLOAD_RATE,
+        allow_inf_nan=False,
+        description=(
+            "Most MB a second that this client sends to other members. Results of rounds, for which others wait, go first and "
+            "are never held back; pieces of the model for new members get what is left. Default: no limit."
         ),
     )
 

@@ -146,7 +146,14 @@ class QuicTransport(Transport):
                 self._mesh = Mesh(
                     endpoint, own=self.peer_id, hello=hello, furnish=self._furnish, settings=self._settings, tasks=tasks
                 )
-                self._blobs = BlobExchange(self._store, self._offers, self._mesh, settings=self._settings)
+                rate = self._options.max_upload_rate
+                self._blobs = BlobExchange(
+                    self._store,
+                    self._offers,
+                    self._mesh,
+                    settings=self._settings,
+                    upload_rate=None if rate is None else rate * 1e6,
+                )
                 tasks.start_soon(self._gossip, self._mesh)
                 tasks.start_soon(self._follow_address, endpoint)
                 if self._choice.urls != ():

@@ -7,12 +7,14 @@ is left that has the blob, members that did not have it are asked again, because
 Every body is compared with its hash before it is used, in a worker thread when it is large. A wrong body counts against its
 sender, who is asked last from then on. An offered blob is read when it is requested, compared with its hash and only then
 announced, so it is in memory only while it is sent. Only blobs in the store and offered blobs are served. How many
-offered blobs are read at the same time is limited here, for each peer and for all; bytes a second are not limited.
+offered blobs are read at the same time is limited here, for each peer and for all. Bytes a second are limited if the member wants
+that (`upload_limit`): what is in the store are results of rounds, which go first; what is offered are pieces of the model.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -26,6 +28,7 @@ from psyche_core.p2p.fetch_plan import Answer, FetchPlan, Outcome
 from psyche_core.p2p.offers import Offer, OfferBook
 from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.blobs.hedging import HedgedRequest, Hedging
+from psyche_p2p_quic.blobs.upload_limit import UploadLimit
 from psyche_p2p_quic.connections import session
 from psyche_p2p_quic.connections.mesh import Mesh
 from psyche_p2p_quic.connections.session import Session
@@ -83,12 +86,18 @@ class _Transfer:
 
 
 class BlobExchange:
-    """Serves what is in `store` and `offers` over the sessions of `mesh`, and fetches blobs over them."""
+    """Serves what is in `store` and `offers` over the sessions of `mesh`, and fetches blobs over them.
 
-    def __init__(self, store: BlobStore, offers: OfferBook, mesh: Mesh, *, settings: QuicSettings) -> None:
+    upload_rate: most bytes a second for answers, None for no limit.
+    """
+
+    def __init__(
+        self, store: BlobStore, offers: OfferBook, mesh: Mesh, *, settings: QuicSettings, upload_rate: float | None = None
+    ) -> None:
         self._store = store
         self._offers = offers
-        self._reading = anyio.Semaphore(settings.offers_read)
+        self._uploads = UploadLimit(upload_rate)
+        self._reading = anyio.Semaphore(self._uploads.pieces_at_once(settings.offers_read))
         self._readers = anyio.CapacityLimiter(settings.read_threads)
         self._mesh = mesh
         self._settings = settings
@@ -126,7 +135,7 @@ class BlobExchange:
             return await self._send(stream, b"", claimed=offer.size)
 
         async with asker.being_read_to, self._reading:
-            return await self._send(stream, await self._read(offer), most=request.max_bytes)
+            return await self._send(stream, await self._read(offer), most=request.max_bytes, piece=True)
 
     async def _read(self, offer: Offer) -> bytes | memoryview | None:
         """Return an offered blob; None when it is no longer valid, and then withdraw the offer."""
@@ -135,16 +144,30 @@ class BlobExchange:
             self._offers.withdraw(offer)
         return blob
 
-    async def _send(self, stream: Stream, blob: bytes | memoryview | None, *, most: int = 0, claimed: int = 0) -> int:
-        """Send head and body of an answer; only the head when there is no blob or it is longer than `most`."""
+    async def _send(
+        self, stream: Stream, blob: bytes | memoryview | None, *, most: int = 0, claimed: int = 0, piece: bool = False
+    ) -> int:
+        """Send head and body of an answer; only the head when there is no blob or it is longer than `most`.
+
+        piece: of a model, which is sent no faster than the member's limit.
+        """
         head = BlobHead(blob is not None, claimed or len(blob or b""))
         body = blob if blob is not None and len(blob) <= most else b""
-        chunk = self._settings.chunk_bytes
+        chunk = self._uploads.part_bytes(self._settings.chunk_bytes) if piece else self._settings.chunk_bytes
+        first = min(FIRST_BYTES, chunk)
+        if piece:
+            await self._uploads.wait_for(len(body[:first]))
+        else:
+            self._uploads.note_result(len(body))
         with anyio.fail_after(self._settings.stall_seconds) as patience:
-            await stream.write(head.encode() + body[:FIRST_BYTES])
-            for at in range(FIRST_BYTES, len(body), chunk):
+            await stream.write(head.encode() + body[:first])
+            for at in range(first, len(body), chunk):
+                part = body[at : at + chunk]
+                if piece:
+                    patience.deadline = math.inf
+                    await self._uploads.wait_for(len(part))
                 patience.deadline = self._now() + self._settings.stall_seconds + chunk / SLOWEST_LINE
-                await stream.write(body[at : at + chunk])
+                await stream.write(part)
 
             # The library accepted all of it at once, but has not sent it yet.
             patience.deadline = self._now() + self._settings.stall_seconds + len(body) / SLOWEST_LINE
