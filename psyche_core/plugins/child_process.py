@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from psyche_core.errors import PluginFailed
+
 MAX_OUTPUT_BYTES = 16 * 2**20
 """Most that is read of each of the two outputs."""
 
@@ -34,8 +36,17 @@ class Ended:
 def run_alone(command: Sequence[str], *, seconds: float, sent: bytes = b"", cwd: Path | None = None) -> Ended:
     """Run a command until it ends or the time is over; then it is killed.
 
-    sent: what it reads from standard input. cwd: None for ours. Raises OSError if there is no such program.
+    sent: what it reads from standard input. cwd: None for ours. Raises PluginFailed if no process can be started, or there is no
+    room for what it writes.
     """
+    try:
+        return _run(command, seconds, sent, cwd)
+    except OSError as error:
+        message = f"{command[0]} cannot be started for the code of plugins: {error}; free some space or memory, then try again"
+        raise PluginFailed(message) from error
+
+
+def _run(command: Sequence[str], seconds: float, sent: bytes, cwd: Path | None) -> Ended:
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         status: int | None
         try:

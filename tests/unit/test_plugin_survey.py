@@ -131,6 +131,12 @@ def test_a_process_that_does_not_begin_is_a_sentence(monkeypatch: pytest.MonkeyP
         surveyed(PluginRegistry.discover())
 
 
+def test_a_disk_without_room_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with pytest.raises(PluginFailed, match=r"python\S* cannot be started for the code of plugins: .*/nowhere.*; free some space"):
+        surveyed(PluginRegistry.discover())
+
+
 def test_a_list_ends_with_how_to_leave_a_plugin_out(plant: Plant, psyche: Psyche) -> None:
     plant("exits", "Aaa", f"print('printed', flush=True); {EXIT}")
     cause = "loading it ended the process, with exit status 3; psyche --disable-plugin data.Aaa leaves it out"
