@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from psyche_core import hookspecs, interfaces
 from psyche_core.errors import PluginFailed, PsycheError
+from psyche_core.plugin_exits import ADVICE, Exited, exits_refused
 
 OURS = "psyche_core"
 MAX_TEXT = 300
@@ -128,9 +129,12 @@ def guarded(registration: AnyRegistration, *, called: str) -> AnyRegistration:
 
     An object with all methods of the interface is one, whatever its class.
 
-    called: the plugin's label in the message. PsycheError and ModuleNotFoundError pass unchanged.
+    called: the plugin's label in the message. PsycheError and ModuleNotFoundError pass unchanged; of a command's `load`, every
+    exception does but a call of os._exit.
     """
     guarded = replace(registration, **_guards(registration, _FACTORIES, called))
+    if isinstance(guarded, hookspecs.CommandRegistration):
+        return replace(guarded, load=_without_exit(guarded.load, "load", called))
     if isinstance(guarded, hookspecs.BackendRegistration) and guarded.testnet is not None:
         return replace(guarded, testnet=replace(guarded.testnet, **_guards(guarded.testnet, _TESTNET_FACTORIES, called)))
 
@@ -148,11 +152,25 @@ def _guards(holder: hookspecs.Registration | hookspecs.BackendTestnet, names: Se
     }
 
 
+def _without_exit(function: Callable[..., Any], name: str, called: str) -> Callable[..., Any]:
+    """The function, but os._exit in it is PluginFailed."""
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        try:
+            with exits_refused(called):
+                return function(*arguments, **named)
+        except Exited as error:
+            message = f"{called} called {error} in its {name}, {ADVICE}"
+            raise PluginFailed(message) from error
+
+    return run
+
+
 def _guard(factory: Callable[..., Any], name: str, called: str, expected: type | None) -> Callable[..., Any]:
     @functools.wraps(factory, updated=())
     def guard(*arguments: Any, **named: Any) -> Any:
         try:
-            made = factory(*arguments, **named)
+            made = _without_exit(factory, name, called)(*arguments, **named)
         except (PsycheError, ModuleNotFoundError):  # the second: an extra is not installed, which has its own message
             raise
         except (Exception, SystemExit) as error:  # sys.exit in a plugin must not end the program without a sentence

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
@@ -29,6 +28,7 @@ from psyche_core.plugin_errors import guarded, label, summary_of
 from psyche_core.plugin_switches import CORE
 from psyche_core.plugins import PluginRecord, described_settings
 from psyche_core.plugins.advice import Dependencies, settings_advice
+from psyche_core.plugins.child_process import run_alone
 from psyche_core.plugins.loading import HOOKS, Refused, checked_api, imported, registration_of
 from psyche_core.testing.contracts import CONTRACTS, Contract
 
@@ -145,7 +145,7 @@ def _check(record: PluginRecord, given: Given, tell: Callable[[str], None]) -> I
         return
 
     try:
-        module = imported(record.module)
+        module = imported(record)
         told = f"{record.module} can be imported"
         if alone.changed:
             told += f", and changes {', '.join(alone.changed)} for the whole program; change only what is your own"
@@ -248,19 +248,12 @@ def _check_conformance(record: PluginRecord, registration: Registration, given: 
         test.write_text(head + _TESTS[record.kind], encoding="utf-8")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "psyche_core.testing.pytest_plugin"]
         command += ["--rootdir", folder, "-c", os.devnull]
-        try:
-            done = subprocess.run(  # noqa: S603  # our own interpreter
-                [*command, f"--junitxml={report}", str(test)],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=CONFORMANCE_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+        done = run_alone([*command, f"--junitxml={report}", str(test)], cwd=Path(folder), seconds=CONFORMANCE_SECONDS)
+        if done.status is None:
             return Step("conformance", "failed", f"{name} did not end within {CONFORMANCE_SECONDS} s: a call of yours hangs")
         if not report.exists():
-            lines = (done.stdout + done.stderr).strip().splitlines() or [f"exit status {done.returncode}"]
+            told = (done.output + done.errors).decode(errors="replace")
+            lines = told.strip().splitlines() or [f"exit status {done.status}"]
             return Step("conformance", "failed", f"{name} could not run: {lines[-1]}")
         return _read_report(name, report, CONTRACTS[record.kind])
 

@@ -7,9 +7,10 @@ the whole program, such as torch's default dtype, would change the training of a
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
+
+from psyche_core.plugins.child_process import run_alone
 
 IMPORT_SECONDS = 120
 """Time limit of an import."""
@@ -48,21 +49,14 @@ class Imported:
 
 def try_import(module: str) -> Imported:
     """Import a module in another process, which finds what this one finds."""
-    try:
-        done = subprocess.run(  # noqa: S603  # our own interpreter
-            [sys.executable, "-c", _PROBE, module, _MARK],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=IMPORT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    done = run_alone([sys.executable, "-c", _PROBE, module, _MARK], seconds=IMPORT_SECONDS)
+    if done.status is None:
         return Imported(f"importing it did not end within {IMPORT_SECONDS} s")
 
-    last = (done.stdout.decode(errors="replace").splitlines() or [""])[-1]
+    last = (done.output.decode(errors="replace").splitlines() or [""])[-1]
     if not last.startswith(_MARK):
         return Imported(
-            f"importing it ended the process, with exit status {done.returncode}: "
+            f"importing it ended the process, with exit status {done.status}: "
             "a module must not call os._exit, nor crash in native code"
         )
     return Imported(changed=tuple(json.loads(last.removeprefix(_MARK))))

@@ -6,6 +6,7 @@ order of the data. Data that only a run's server provides is rejected.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from psyche_core.client.runtime.sample_checks import read_samples
+from psyche_core.client.runtime.sample_checks import check_token_ids, read_samples
 from psyche_core.client.setup.data_source import data_source, first_samples, held_out_place
 from psyche_core.client.setup.train_local import rounds
 from psyche_core.config.run_config import Choice, RunFile
@@ -74,7 +75,8 @@ async def prepared(experiment: Experiment, registry: PluginRegistry) -> Prepared
     """Read the validation samples and find the model. Raises UserError and DataError."""
     length = experiment.run.model.LLM.max_seq_len
     async with await _provider(experiment, experiment.validation_data, registry) as held_out:
-        validation = await first_samples(held_out, experiment.validation_sequences, sequence_length=length)
+        name = _called(experiment, registry)
+        validation = await first_samples(held_out, experiment.validation_sequences, sequence_length=length, name=name)
     folder = await anyio.to_thread.run_sync(
         lambda: sources.find(
             experiment.run.model.LLM.checkpoint,
@@ -92,7 +94,7 @@ async def read_task(ready: Prepared, seed: int, registry: PluginRegistry, *, ste
     length = experiment.run.model.LLM.max_seq_len
     async with await _provider(experiment, experiment.data, registry, shuffled_by=seed) as data:
         shares = [
-            [await read_samples(data, [batch], sequence_length=length) for batch in batches]
+            [await read_samples(data, [batch], sequence_length=length, name=_called(experiment, registry)) for batch in batches]
             for _, batches in rounds(experiment.run, steps, experiment.members)
         ]
     return Task(shares, ready.validation, experiment.every, experiment.micro_batch_size)
@@ -130,6 +132,17 @@ async def _provider(
     return await data_source(registry, place, sequence_length=length, key=key, base=experiment.base, cache=cache)
 
 
+def _called(experiment: Experiment, registry: PluginRegistry) -> str:
+    """Return the name of the data plugin in messages."""
+    return registry.label("data", held_out_place(experiment.data, experiment.token_size).name)
+
+
+def _check_tokens(experiment: Experiment, task: Task, vocab_size: int, registry: PluginRegistry) -> None:
+    """Check that the model knows all token ids of a task. Raises ProviderFailed."""
+    for samples in (task.held_out, *itertools.chain.from_iterable(task.rounds)):
+        check_token_ids(samples, vocab_size, name=_called(experiment, registry))
+
+
 def _train(ready: Prepared, task: Task, recipe: Recipe, seed: int, registry: PluginRegistry) -> Outcome:
     if recipe.optimizer != PLAIN_ADAMW:
         return train_plugin(ready, task, recipe, seed, registry)
@@ -138,13 +151,14 @@ def _train(ready: Prepared, task: Task, recipe: Recipe, seed: int, registry: Plu
     llm = experiment.run.model.LLM
     schedule = scaled_schedule(llm.lr_schedule, recipe.rate, steps=len(task.rounds))
     model = build_model(registry.load, llm, _compute(experiment), run_id=f"convergence {seed}", source=ready.folder)
+    _check_tokens(experiment, task, model.vocab_size, registry)
     return train_plain_adamw(task, model, recipe, schedule=schedule, seed=seed)
 
 
 def train_plugin(ready: Prepared, task: Task, recipe: Recipe, seed: int, registry: PluginRegistry) -> Outcome:
     """Train with an optimizer plugin: several members with the delay of a run.
 
-    The schedule is scaled to the task's length. Raises UserError, ModelError and NonFiniteError.
+    The schedule is scaled to the task's length. Raises UserError, DataError, ModelError and NonFiniteError.
     """
     experiment = ready.experiment
     llm = experiment.run.model.LLM
@@ -163,6 +177,7 @@ def train_plugin(ready: Prepared, task: Task, recipe: Recipe, seed: int, registr
         )
         for _ in range(experiment.members)
     ]
+    _check_tokens(experiment, task, trainers[0].vocab_size, registry)
     return train_members(task, trainers, recipe, seed=seed)
 
 

@@ -5,6 +5,7 @@ Data that only a run's server provides is rejected, and so is an optimizer whose
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 import anyio.from_thread
 import anyio.to_thread
 
-from psyche_core.client.runtime.sample_checks import read_samples
+from psyche_core.client.runtime.sample_checks import check_token_ids, read_samples
 from psyche_core.client.setup.data_source import data_source, held_out_place
 from psyche_core.client.setup.train_local import rounds
 from psyche_core.config.run_config import Choice, LLMConfig, RunFile
@@ -105,12 +106,13 @@ async def measured_steps(
         where = held_out_place(experiment.data, experiment.token_size)
         shuffled = Choice(where.name, {**(where.settings or {}), "shuffle": {"Seeded": [seed % 256] * 32}})
         source = await data_source(registry, shuffled, sequence_length=length, key=key, base=experiment.base, cache=cache)
+        called = registry.label("data", where.name)
         async with source as data:
             shares = [
-                [await read_samples(data, [batch], sequence_length=length) for batch in batches]
+                [await read_samples(data, [batch], sequence_length=length, name=called) for batch in batches]
                 for _, batches in rounds(experiment.run, experiment.steps, experiment.members)
             ]
-        training = await anyio.to_thread.run_sync(_training, experiment, registry, folder, shares, seed)
+        training = await anyio.to_thread.run_sync(_training, experiment, registry, folder, shares, seed, called)
         steps = training.run(may_measure=may_measure)
         while (done := await anyio.to_thread.run_sync(next, steps, None)) is not None:
             step, found = done
@@ -120,8 +122,14 @@ async def measured_steps(
 
 
 def _training(
-    experiment: ReplayExperiment, registry: PluginRegistry, folder: Path, shares: Sequence[Sequence[Samples]], seed: int
+    experiment: ReplayExperiment,
+    registry: PluginRegistry,
+    folder: Path,
+    shares: Sequence[Sequence[Samples]],
+    seed: int,
+    called: str,
 ) -> ReplayedTraining:
+    """called: the name of the data plugin in messages."""
     llm = experiment.run.model.LLM
     schedule, warmup = shortened_schedule(llm.lr_schedule, experiment.steps)
     places = dict.fromkeys((one.device, one.dtype) for one in experiment.compared)
@@ -132,6 +140,8 @@ def _training(
         for device, dtype in places
     }
     first = next(iter(models.values()))
+    for samples in itertools.chain.from_iterable(shares):
+        check_token_ids(samples, first.vocab_size, name=called)
     optimizers = [build_optimizer(registry.load, llm.optimizer, first) for _ in range(experiment.members)]
     check_replayable(llm, optimizers[0].replay is not None, optimizers[0].inner_steps)
     phases = phases_of(experiment.steps, warmup)

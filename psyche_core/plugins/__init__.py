@@ -2,6 +2,7 @@
 
 - `registry` finds entry points and loads what is asked for; a registry is an object, there is no global state
 - `survey` loads many in another process, for commands that look at all of them
+- `child_process` runs foreign code in a process of its own, and waits for that process only
 - `records` is what is known of an entry point; `directory` is which plugins this project knows, and what installs them
 - `loading` imports a module, compares API versions and calls its hook
 - `registration_checks` says what is wrong with a registration, at once and in one sentence

@@ -18,6 +18,7 @@ from typing import Any
 import pluggy
 
 from psyche_core import hookspecs
+from psyche_core.plugin_exits import ADVICE, Exited, exits_refused
 from psyche_core.plugins.records import PluginRecord, Status
 from psyche_core.plugins.registration_checks import problem_of, with_article
 
@@ -52,7 +53,7 @@ class Refused(Exception):
 
 def registration_of(record: PluginRecord) -> tuple[hookspecs.Registration, str]:
     """The checked registration of an entry point, and the API version of its module. Raises Refused."""
-    module = imported(record.module)
+    module = imported(record)
     api = checked_api(module, record)
     registration = _named(_registered(module, record), record)
     problem = problem_of(registration, record.kind)
@@ -69,11 +70,15 @@ def registration_of(record: PluginRecord) -> tuple[hookspecs.Registration, str]:
     return registration, api
 
 
-def imported(name: str) -> ModuleType:
+def imported(record: PluginRecord) -> ModuleType:
     """The module of an entry point. Raises Refused."""
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # standard output is the command's own, and may be JSON
-            return importlib.import_module(name)
+        # standard output is the command's own, and may be JSON
+        with contextlib.redirect_stdout(sys.stderr), exits_refused(_called(record)):
+            return importlib.import_module(record.module)
+    except Exited as error:
+        cause = f"importing it called {error}, {ADVICE}"
+        raise Refused("failed", cause) from error
     except (Exception, SystemExit) as error:  # importing runs foreign code
         cause = f"importing it failed with {type(error).__name__}: {error}"
         raise Refused("failed", cause) from error
@@ -122,8 +127,11 @@ def _registered(module: ModuleType, record: PluginRecord) -> list[hookspecs.Regi
         manager.register(module, name=record.module)
         manager.check_pending()
         caller = getattr(manager.hook, hook_name)
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), exits_refused(_called(record)):
             answers: list[Any] = caller()
+    except Exited as error:
+        cause = f"{hook_name} called {error}, {ADVICE}"
+        raise Refused("failed", cause) from error
     except (Exception, SystemExit) as error:  # foreign code may raise anything
         cause = f"{hook_name} failed with {type(error).__name__}: {error}"
         raise Refused("failed", cause) from error
@@ -158,3 +166,7 @@ def _named(registered: list[hookspecs.Registration], record: PluginRecord) -> ho
         raise Refused("failed", cause)
 
     return named[0]
+
+
+def _called(record: PluginRecord) -> str:
+    return f"the plugin {record.entry_point} ({record.origin}, module {record.module})"

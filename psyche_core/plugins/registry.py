@@ -12,11 +12,11 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from importlib.metadata import entry_points as installed_entry_points
-from typing import Literal, Self, overload
+from typing import Any, Literal, Self, overload
 
 from psyche_core import hookspecs, plugin_errors
 from psyche_core.config.sentences import nearest
@@ -99,6 +99,10 @@ class PluginRegistry:
         """The name of a plugin in messages: its kind, name and distribution."""
         origin = next((self._records[at].origin for at in self._candidates(kind, name)), "not installed")
         return plugin_errors.label(kind, name.rpartition(":")[2], origin)
+
+    def label_of_location(self, name: str, settings: Mapping[str, Any] | None) -> str:  # noqa: ARG002  # subclasses heed them
+        """The name of the plugin of a data location in messages. settings: the location's table."""
+        return self.label("data", name)
 
     def explain(self, error: BaseException) -> str:
         """One sentence about an exception, with the plugin whose code raised it; see plugin_errors."""

@@ -1,9 +1,9 @@
 """Loads many plugins in a process of its own, so that one that ends its process is a sentence and the others are told, too.
 
-A module that calls os._exit or crashes in native code cannot be caught. Commands that use one plugin import it themselves;
-those that look at all, such as `psyche plugins list`, ask `surveyed`. The other process says which plugin it begins with, and
-what came of it; where it ends in between, that plugin is ruled out, and another process goes on with the rest. A process costs
-the time in which Python starts and imports this package.
+A module that exits or crashes in native code cannot be caught (os._exit can, see `psyche_core.plugin_exits`). Commands that use
+one plugin import it themselves; those that look at all, such as `psyche plugins list`, ask `surveyed`. The other process says
+which plugin it begins with, and what came of it; where it ends in between, that plugin is ruled out, and another process goes on
+with the rest. A process costs the time in which Python starts and imports this package.
 
     python -P -m psyche_core.plugins.survey    standard input: {"path": sys.path, "wanted": [record, …]}
                                                standard output, a line each: {"begins": key}, {"is": record}
@@ -15,12 +15,12 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from psyche_core.errors import PluginError, PluginFailed
+from psyche_core.plugins.child_process import run_alone
 from psyche_core.plugins.records import PluginRecord, Records
 from psyche_core.plugins.registry import PluginRegistry
 
@@ -103,25 +103,15 @@ def _merged(record: PluginRecord, found: PluginRecord | None) -> PluginRecord:
 
 def _ask(wanted: Sequence[PluginRecord]) -> _Told:
     order = json.dumps({"path": sys.path, "wanted": [asdict(record) for record in wanted]})
-    try:
-        done = subprocess.run(  # noqa: S603  # our own interpreter
-            [sys.executable, "-P", "-m", __name__],
-            input=order.encode(),
-            capture_output=True,
-            timeout=SURVEY_SECONDS,
-            check=False,
-        )
-        output, errors, end = done.stdout, done.stderr, _end(done.returncode)
-    except subprocess.TimeoutExpired as expired:
-        output, errors, end = expired.stdout or b"", expired.stderr or b"", f"did not end within {SURVEY_SECONDS} s"
-    sys.stderr.write(errors.decode(errors="replace"))  # what plugins print, and warnings
-    return _read(output, end)
+    done = run_alone([sys.executable, "-P", "-m", __name__], sent=order.encode(), seconds=SURVEY_SECONDS)
+    sys.stderr.write(done.errors.decode(errors="replace"))  # what plugins print, and warnings
+    return _read(done.output, f"did not end within {SURVEY_SECONDS} s" if done.status is None else _end(done.status))
 
 
 def _read(output: bytes, end: str) -> _Told:
     begun: Key | None = None
     records: dict[Key, PluginRecord] = {}
-    for line in output.splitlines():
+    for line in output[: output.rfind(b"\n") + 1].splitlines():  # the last one may be a part
         said = json.loads(line)
         if "begins" in said:
             begun = _key_of(said["begins"])

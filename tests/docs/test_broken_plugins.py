@@ -59,6 +59,10 @@ def raising(context):
 async def late(context):
     return None
 
+def leave():
+    import os
+    os._exit(3)
+
 class High(DummyData):
     async def read(self, batches, *, timeout):
         samples = await super().read(batches, timeout=timeout)
@@ -144,6 +148,8 @@ BREAKS: dict[str, tuple[str, str, Callable[[PluginRegistry], None]]] = {
     "an optimizer's payload is no bytes": ("lambda context: AdamW", "lambda context: Textual", train),
     "plugin API 2.0": ('PSYCHE_PLUGIN_API = "1.0"', 'PSYCHE_PLUGIN_API = "2.0"', load("data")),
     "no plugin API": ('PSYCHE_PLUGIN_API = "1.0"', "", load("data")),
+    "its module calls `os._exit`": ('PSYCHE_PLUGIN_API = "1.0"', "import os; os._exit(3)", load("data")),
+    "the factory calls `os._exit`": ("create=lambda context: DummyData", "create=lambda context: leave() or DummyData", read),
     "a module that it imports is missing": ('PSYCHE_PLUGIN_API = "1.0"', "import missing_library", load("data")),
     "a module that it requires is missing": (
         'summary="mine", settings=None',

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -36,6 +38,7 @@ class Settings(BaseModel):
 def psyche_register_data():
     return [DataRegistration(name="NAME", summary="from ORIGIN", settings=Settings, create=lambda context: None)]
 """
+EXIT = "import ctypes; ctypes.CDLL(None)._exit(3)"  # os._exit would be caught
 SEGFAULT = "import ctypes; ctypes.string_at(0)"
 
 Plant = Callable[..., None]
@@ -67,7 +70,7 @@ def is_data(record: PluginRecord) -> bool:
 
 
 def test_plugins_that_end_the_process_are_named_and_all_others_are_told(plant: Plant) -> None:
-    plant("exits", "Aaa", "import os; os._exit(3)")
+    plant("exits", "Aaa", EXIT)
     plant("crashes", "Mmm", SEGFAULT)
     plant("raises", "Nnn", "raise KeyboardInterrupt")
     plant("works", "Zzz", "import os; os.write(1, b'not a line of ours')")
@@ -102,6 +105,24 @@ def test_what_does_not_end_is_named(plant: Plant, monkeypatch: pytest.MonkeyPatc
     assert ended.cause == "loading it did not end within 6 s; psyche --disable-plugin data.Aaa leaves it out"
 
 
+def test_a_process_that_a_plugin_leaves_behind_is_not_waited_for(
+    plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It has standard error, and after a fork the way of our lines, too."""
+    left = tmp_path / "left"
+    spawn = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid"
+    fork = "os.fork() or (time.sleep(60), os._exit(0))"
+    plant("spawns", "Aaa", f"import pathlib, subprocess, sys; pathlib.Path({str(left)!r}).write_text(str({spawn}))")
+    plant("forks", "Bbb", f"import os, pathlib, time; pathlib.Path({f'{left}2'!r}).write_text(str({fork}))\nprint('printed')")
+    monkeypatch.setattr(survey, "SURVEY_SECONDS", 30)  # less than they live
+    found = surveyed(PluginRegistry.discover(), lambda record: record.name in ("Aaa", "Bbb"))
+    assert [record.status for record in found.records if record.name in ("Aaa", "Bbb")] == ["ok", "ok"]
+    assert found.ended == []
+    assert "printed" in capfd.readouterr().err
+    for file in (left, Path(f"{left}2")):
+        os.kill(int(file.read_text()), signal.SIGKILL)  # it was there all the time
+
+
 def test_a_process_that_does_not_begin_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(
@@ -110,8 +131,14 @@ def test_a_process_that_does_not_begin_is_a_sentence(monkeypatch: pytest.MonkeyP
         surveyed(PluginRegistry.discover())
 
 
+def test_a_disk_without_room_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with pytest.raises(PluginFailed, match=r"python\S* cannot be started for the code of plugins: .*/nowhere.*; free some space"):
+        surveyed(PluginRegistry.discover())
+
+
 def test_a_list_ends_with_how_to_leave_a_plugin_out(plant: Plant, psyche: Psyche) -> None:
-    plant("exits", "Aaa", "import os; print('printed'); os._exit(3)")
+    plant("exits", "Aaa", f"print('printed', flush=True); {EXIT}")
     cause = "loading it ended the process, with exit status 3; psyche --disable-plugin data.Aaa leaves it out"
     told = f"data.Aaa (exits 1.0): {cause}\n"
     result = psyche("plugins", "list", "--kind", "data", "--json")
@@ -125,7 +152,7 @@ def test_a_list_ends_with_how_to_leave_a_plugin_out(plant: Plant, psyche: Psyche
 
 
 def test_the_doctor_and_the_search_for_an_options_owner_survive(plant: Plant) -> None:
-    plant("exits", "Aaa", "import os; os._exit(3)")
+    plant("exits", "Aaa", EXIT)
     plant("works", "Zzz")
     told = [result.text for result in check_plugins(PluginRegistry.discover(), None) if result.status == "problem"]
     assert [text for text in told if "Aaa" in text] == [
@@ -150,7 +177,7 @@ def test_a_name_of_two_distributions_shows_the_settings_of_each(plant: Plant, ps
 
 
 def test_one_of_two_that_ends_the_process_is_named_and_the_other_is_shown(plant: Plant, psyche: Psyche) -> None:
-    plant("one", "Twice", "import os; os._exit(3)")
+    plant("one", "Twice", EXIT)
     plant("two", "Twice")
     one, two = json.loads(psyche("plugins", "show", "--json", "Twice").out)
     assert (one["status"], one["settings"]) == ("failed", None)
@@ -159,7 +186,7 @@ def test_one_of_two_that_ends_the_process_is_named_and_the_other_is_shown(plant:
 
 
 def test_an_entry_point_with_an_attribute_is_a_sentence_and_is_not_imported(plant: Plant, psyche: Psyche) -> None:
-    plant("more", "Aaa", "import os; os._exit(3)", behind=":hooks")
+    plant("more", "Aaa", EXIT, behind=":hooks")
     (record,) = json.loads(psyche("plugins", "show", "--json", "Aaa").out)
     assert record["status"] == "failed"
     assert record["cause"] == (

@@ -39,16 +39,14 @@ async def read_samples(
 ) -> Samples:
     """Read samples and check that they match the request.
 
-    sequence_length: tokens of a sample in this run. vocab_size: of the model that is trained; None checks no token ids. name: of
-    the provider's plugin in messages. Raises ProviderFailed for a provider that breaks its contract, whatever it raised, the
-    provider's own PsycheError, and TimeoutError.
+    sequence_length: tokens of a sample in this run. vocab_size: of the model; None checks no token ids (`check_token_ids` does
+    later). name: of the provider's plugin in messages. Raises ProviderFailed for a provider that breaks its contract, whatever
+    it raised, the provider's own PsycheError, and TimeoutError.
     """
     try:
         check_announced(provider, sequence_length=sequence_length, name=name)
         samples = await provider.read(batches, timeout=timeout)
         wrong = _what_is_wrong(samples, count=sum(map(len, batches)), sequence_length=sequence_length)
-        if wrong is None and vocab_size is not None:
-            wrong = _what_is_no_token(samples, vocab_size)
     except (PsycheError, TimeoutError):
         raise
     except Exception as error:
@@ -58,7 +56,20 @@ async def read_samples(
     if wrong is not None:
         message = f"{name} {wrong}; it cannot be trained on"
         raise ProviderFailed(message)
+    if vocab_size is not None:
+        check_token_ids(samples, vocab_size, name=name)
     return samples
+
+
+def check_token_ids(samples: Samples, vocab_size: int, *, name: str) -> None:
+    """Check that a model knows all token ids and labels of samples, where they were read before the model was opened.
+
+    name: of the provider's plugin in messages. Raises ProviderFailed.
+    """
+    wrong = _what_is_no_token(samples, vocab_size)
+    if wrong is not None:
+        message = f"{name} {wrong}; it cannot be trained on"
+        raise ProviderFailed(message)
 
 
 def _what_is_wrong(samples: object, *, count: int, sequence_length: int) -> str | None:

@@ -52,7 +52,9 @@ def held_out_place(path: Path, token_size: str) -> Choice:
     return Choice("Local", {"location": str(path.absolute()), "token_size": token_size})
 
 
-async def first_samples(provider: DataProvider, count: int, *, sequence_length: int, name: str = "the data provider") -> Samples:
+async def first_samples(
+    provider: DataProvider, count: int, *, sequence_length: int, name: str, vocab_size: int | None = None
+) -> Samples:
     """Return the first `count` samples, or all if there are fewer; see `read_samples`. Raises ConfigError if there is none."""
     if provider.num_sequences == 0:
         message = "the validation data holds no whole sequence; add text, or choose a smaller max_seq_len"
@@ -60,7 +62,9 @@ async def first_samples(provider: DataProvider, count: int, *, sequence_length: 
 
     check_announced(provider, sequence_length=sequence_length, name=name)
     wanted = [BatchId(0, min(count, provider.num_sequences) - 1)]
-    return await read_samples(provider, wanted, sequence_length=sequence_length, name=name, timeout=READ_TIMEOUT)
+    return await read_samples(
+        provider, wanted, sequence_length=sequence_length, vocab_size=vocab_size, name=name, timeout=READ_TIMEOUT
+    )
 
 
 async def first_items(provider: DataProvider, *, sequence_length: int, name: str) -> Samples | None:

@@ -18,7 +18,7 @@ from psyche_core.client.runtime.reports.result_files import ResultFiles
 from psyche_core.client.runtime.reports.step_observer import StepObserver
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.restoring import Restorer
-from psyche_core.client.runtime.sample_checks import check_announced
+from psyche_core.client.runtime.sample_checks import check_announced, check_token_ids
 from psyche_core.client.setup.data_source import (
     check_vocabulary,
     data_source,
@@ -96,7 +96,7 @@ class ResourcesBuilder:
         return Resources(
             trainer,
             data,
-            validation=await self._held_out(llm),
+            validation=await self._held_out(llm, trainer.vocab_size),
             checkpoints=self._settings.checkpoint_dir,
             keep_checkpoints=self._keeper(request.state.run_id),
             step=origin.step,
@@ -105,7 +105,7 @@ class ResourcesBuilder:
             published=self._settings.publish_journal,
             held=await self._held_ends(request.state, origin.step),
             optimizer_name=self._registry.label("optimizer", llm.optimizer.name),
-            data_name=self._registry.label("data", llm.data_location.name),
+            data_name=self._called(llm.data_location),
             training_delay=self._settings.dummy_training_delay_secs,
             observer=self._observer(trainer),
         )
@@ -133,21 +133,34 @@ class ResourcesBuilder:
                 cache=cache_folder(self._settings) / "data",
             )
             known = self._opened[choice, llm.max_seq_len] = await self._stack.enter_async_context(source)
-            check_announced(known, sequence_length=llm.max_seq_len, name=self._registry.label("data", choice.name))
+            check_announced(known, sequence_length=llm.max_seq_len, name=self._called(choice))
         return known
 
-    async def _held_out(self, llm: LLMConfig) -> Samples | None:
-        """Return the samples of --validation-data, read once."""
+    def _called(self, choice: Choice) -> str:
+        return self._registry.label_of_location(choice.name, choice.settings)
+
+    async def _held_out(self, llm: LLMConfig, vocab_size: int | None = None) -> Samples | None:
+        """Return the samples of --validation-data, read once. vocab_size: None as long as the model is not open."""
         settings = self._settings
-        if self._validation is None and settings.validation_data is not None:
-            source = await self._provider(held_out_place(settings.validation_data, settings.validation_token_size), llm)
-            self._validation = await first_samples(source, settings.validation_sequences, sequence_length=llm.max_seq_len)
+        if settings.validation_data is None:
+            return None
+
+        place = held_out_place(settings.validation_data, settings.validation_token_size)
+        if self._validation is None:
+            self._validation = await first_samples(
+                await self._provider(place, llm),
+                settings.validation_sequences,
+                sequence_length=llm.max_seq_len,
+                name=self._called(place),
+            )
+        if vocab_size is not None:
+            check_token_ids(self._validation, vocab_size, name=self._called(place))
         return self._validation
 
     async def _look_at_items(self, data: DataProvider, llm: LLMConfig) -> Samples | None:
         """Return the first items of a dataset object, read once, so that errors in them are found before a round waits."""
         if self._first_items is None:
-            name = self._registry.label("data", llm.data_location.name)
+            name = self._called(llm.data_location)
             self._first_items = await first_items(data, sequence_length=llm.max_seq_len, name=name)
         return self._first_items
 

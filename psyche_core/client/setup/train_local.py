@@ -81,7 +81,13 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, re
         if settings.validation_data is not None:
             place = held_out_place(settings.validation_data, settings.validation_token_size)
             provider = await stack.enter_async_context(await open_data(place))
-            held_out = await first_samples(provider, settings.validation_sequences, sequence_length=length)
+            held_out = await first_samples(
+                provider,
+                settings.validation_sequences,
+                sequence_length=length,
+                vocab_size=first.vocab_size,
+                name=registry.label("data", place.name),
+            )
 
         async def validate() -> None:
             if held_out is not None:

@@ -72,9 +72,17 @@ class RegistryWithHeldOut(RegistryWithObjects):
         self._plain = registry
         self._place = str(place.absolute())
         self._held_out: Any = None
+        self._called = registry.label("data", _LOCAL)
         if held_out is not None:
-            called = plugin_errors.label("data", held_out.registration.name, ORIGIN)
-            self._held_out = plugin_errors.guarded(held_out.registration, called=called)
+            self._called = plugin_errors.label("data", held_out.registration.name, ORIGIN)
+            self._held_out = plugin_errors.guarded(held_out.registration, called=self._called)
+
+    def label_of_location(self, name: str, settings: Mapping[str, Any] | None) -> str:
+        """The name of a plugin or object in messages; the path of a `Local` location decides whether it is held-out data."""
+        return self._called if name == _LOCAL and self._is_held(settings) else super().label_of_location(name, settings)
+
+    def _is_held(self, table: Mapping[str, Any] | None) -> bool:
+        return table is not None and table.get("location") == self._place
 
     def load(self, kind: str, name: str) -> Any:
         """Like `RegistryWithObjects.load`; the path of a `Local` location decides whether it is held-out data.
@@ -93,7 +101,7 @@ class RegistryWithHeldOut(RegistryWithObjects):
 
         def create(context: DataContext) -> DataProvider:
             table: dict[str, Any] = context.settings.table
-            held = table.get("location") == self._place
+            held = self._is_held(table)
             if not held and wrong is not None:
                 raise wrong
             found: Any = ours if not held else self._held_out or self._plain.load(kind, name)

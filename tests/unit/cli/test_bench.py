@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from lone_run import DISTRO, RUN
 
+from psyche_core import __version__
 from psyche_core.testing.tiny_models import LLAMA, VOCABULARY
 from tests.unit.cli.conftest import Psyche
 
@@ -112,6 +113,24 @@ def test_processes_train_a_file_s_recipes_as_one_does(psyche: Psyche, arguments:
     assert runs["1"][0]["validation_loss"] != runs["1"][1]["validation_loss"]
 
 
+NO_TOKEN = (
+    f"the data plugin Local (psyche-core {__version__}) gave the token id {VOCABULARY}, which is outside the model's "
+    f"vocabulary of {VOCABULARY} (was it made for this model?); it cannot be trained on"
+)
+
+
+@pytest.mark.parametrize("recipe", ["AdamW", "Distro"])
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_data_of_another_model_is_named_with_its_plugin(
+    psyche: Psyche, arguments: list[str], tmp_path: Path, part: str, recipe: str
+) -> None:
+    np.full(1000, VOCABULARY, "<u2").tofile(tmp_path / "tokens" / part / "0.bin")
+    (one,) = (text for text in RECIPES.split("[[recipe]]") if recipe in text)
+    (tmp_path / "recipes.toml").write_text(f"[[recipe]]{one}")
+    refused = psyche(*without_usual(arguments), "--recipes", str(tmp_path / "recipes.toml"), "--out", str(tmp_path / "out"))
+    assert (refused.code, refused.err.splitlines()[-1]) == (1, f"Error: {NO_TOKEN}")
+
+
 @pytest.mark.soak  # each process imports torch
 def test_what_fails_in_a_process_is_a_sentence(psyche: Psyche, arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").unlink()
@@ -183,6 +202,12 @@ def search(arguments: list[str], tmp_path: Path) -> list[str]:
     paths = arguments[2:6]
     small = ["--steps", "6", "--shortest", "2", "--members", "2", "--device", "cpu", "--out", str(tmp_path / "tuned")]
     return ["bench", "tune", *paths, *small]
+
+
+def test_a_search_on_data_of_another_model_names_its_plugin(psyche: Psyche, search: list[str], tmp_path: Path) -> None:
+    np.full(1000, VOCABULARY, "<u2").tofile(tmp_path / "tokens" / "validation" / "0.bin")
+    refused = psyche(*search, "--trials", "2", "--vary", "rate=0.0001:0.02")
+    assert (refused.code, refused.err.splitlines()[-1]) == (1, f"Error: {NO_TOKEN}")
 
 
 def test_a_search_trains_the_best_longer_and_says_what_to_change(psyche: Psyche, search: list[str], tmp_path: Path) -> None:

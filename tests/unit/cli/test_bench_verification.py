@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from lone_run import ADAMW, DISTRO, RUN
 
+from psyche_core import __version__
 from psyche_core.experiments import replay_run
 from psyche_core.testing.tiny_models import LLAMA, VOCABULARY
 from tests.unit.cli.conftest import Psyche
@@ -98,6 +99,16 @@ def test_a_budget_that_ends_too_early_says_so_and_shows_what_there_is(
 def test_options_that_make_no_sense(psyche: Psyche, arguments: list[str], option: str, value: str, words: str) -> None:
     found = psyche(*arguments, option, value)
     assert (found.code, words in found.err) == (2, True)
+
+
+def test_data_of_another_model_is_named_with_its_plugin(psyche: Psyche, arguments: list[str], tmp_path: Path) -> None:
+    np.full(20_000, VOCABULARY, "<u2").tofile(tmp_path / "tokens" / "0.bin")
+    refused = psyche(*arguments)
+    assert refused.code == 1
+    assert refused.err.splitlines()[-1] == (
+        f"Error: the data plugin Local (psyche-core {__version__}) gave the token id {VOCABULARY}, which is outside the model's "
+        f"vocabulary of {VOCABULARY} (was it made for this model?); it cannot be trained on"
+    )
 
 
 def test_an_optimizer_that_cannot_be_replayed_is_refused(psyche: Psyche, arguments: list[str], tmp_path: Path) -> None:

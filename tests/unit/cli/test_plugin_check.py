@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tomllib
@@ -107,6 +109,8 @@ def test_a_plugin_that_is_right_but_for_what_it_does(check: Check) -> None:
          "importing it ended the process, with exit status 0"),
         ("PSYCHE_PLUGIN_API", "import random, torch; random.seed(3); torch.set_default_dtype(torch.float64)\nPSYCHE_PLUGIN_API",
          "import", "warning", "changes the state of random, torch's default dtype to torch.float64 for the whole program"),
+        ("    return [Opt", "    import os; os._exit(0)\n    return [Opt", "registration", "failed",
+         "psyche_register_optimizers called os._exit(0), which would end the whole program"),
         ("def psyche_reg", "async def psyche_reg", "registration", "failed", "must be a plain function, got async def psyche_"),
         ('"1.0"', '"2.0"', "plugin API", "failed", "it was written for plugin API 2.0, this core has 1.0"),
         ("settings=Settings", "settings={}", "registration", "failed", "settings must be a pydantic model class, got a dict"),
@@ -127,6 +131,21 @@ def test_each_step_says_what_is_wrong(check: Check, old: str, new: str, step: st
     assert result.code == (2 if outcome == "failed" else 0)
     if outcome == "failed" and step in ("import", "plugin API", "registration"):
         assert list(steps)[-1] == step, "what follows needs it"
+
+
+def test_a_process_that_the_module_leaves_behind_is_not_waited_for(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psyche_core.cli.plugin_import.IMPORT_SECONDS", 30)  # less than it lives
+    left = tmp_path / "left"
+    process = "os.posix_spawn(sys.executable, [sys.executable, '-c', 'import time; time.sleep(60)'], os.environ)"
+    start = f"import os, sys\nwith open({str(left)!r}, 'a') as file:\n    print({process}, file=file)"
+    _, steps = check("PSYCHE_PLUGIN_API", f"{start}\nPSYCHE_PLUGIN_API", "--no-conformance")
+    assert steps["import"] == ("ok", "checked_plugin_hooks can be imported")
+    for process in left.read_text().split():
+        os.kill(int(process), signal.SIGKILL)  # it was there all the time
+        with contextlib.suppress(ChildProcessError):  # the check imports the module here, too
+            os.waitpid(int(process), 0)
 
 
 @pytest.mark.parametrize(

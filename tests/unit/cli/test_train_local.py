@@ -11,6 +11,7 @@ import pytest
 from lone_run import ADAMW, DISTRO, RUN
 from transformers import AutoModelForCausalLM
 
+from psyche_core import __version__
 from psyche_core.builtin.adamw import AdamW
 from psyche_core.builtin.adamw_settings import AdamWSettings
 from psyche_core.testing.tiny_models import LLAMA, VOCABULARY
@@ -106,6 +107,17 @@ def test_what_is_not_on_this_machine_is_the_user_s_to_mend(
 ) -> None:
     refused = psyche(*arguments(base, *options))
     assert (refused.code, said in refused.err, refused.out) == (2, True, ""), refused.err
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_data_of_another_model_is_named_with_its_plugin(psyche: Psyche, base: Path, part: str) -> None:
+    np.full(1000, VOCABULARY, "<u2").tofile(base / "tokens" / part / "0.bin")
+    refused = psyche(*arguments(base, "--validation-data", str(base / "tokens" / "validation")))
+    assert (refused.code, told(refused.out, "step_trained")) == (1, [])
+    assert refused.err.splitlines()[-1] == (
+        f"Error: the data plugin Local (psyche-core {__version__}) gave the token id {VOCABULARY}, which is outside the model's "
+        f"vocabulary of {VOCABULARY} (was it made for this model?); it cannot be trained on"
+    )
 
 
 def test_more_members_than_samples_are_refused(psyche: Psyche, base: Path) -> None:

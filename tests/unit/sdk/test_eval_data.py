@@ -74,6 +74,21 @@ async def test_rules_of_the_run_s_location_still_hold() -> None:
         await validated(run, eval_data=HELD_OUT)
 
 
+async def test_token_ids_that_the_model_does_not_have_are_told() -> None:
+    said = rf"^the data plugin list \(given in code\) gave the token id {VOCABULARY}, which is outside the model's vocabulary of"
+    with pytest.raises(psyche.errors.DataError, match=said):
+        await validated(make_run(clients=1), data=DATA, eval_data=[[VOCABULARY] * LENGTH])
+
+
+async def test_held_out_files_of_another_model_are_told(tmp_path: Path) -> None:
+    place = tokens(tmp_path / "held", [[VOCABULARY] * LENGTH])
+    said = (
+        rf"^the data plugin Local \(psyche-core .*\) gave the token id {VOCABULARY}, which is outside the model's vocabulary of"
+    )
+    with pytest.raises(psyche.errors.DataError, match=said):
+        await validated(make_run(clients=1), data=DATA, options={"validation_data": place})
+
+
 async def test_items_of_another_length_are_told() -> None:
     with pytest.raises(psyche.errors.DataError, match="item 0 of the dataset must be 8 whole numbers"):
         await validated(make_run(clients=1), data=DATA, eval_data=[[1, 2, 3]])

@@ -8,6 +8,7 @@ from psyche_core.errors import UserError
 from psyche_core.hookspecs import ModelStoreContext, ModelStoreRegistration, hookimpl
 from psyche_core.interfaces import ModelStore
 from psyche_store_webdav.settings import DavSettings
+from psyche_store_webdav.tls import own_context
 
 PSYCHE_PLUGIN_API = "1.0"
 
@@ -52,3 +53,4 @@ def check(context: ModelStoreContext) -> None:
     if settings.dav_user is not None and url.scheme == "dav" and url.hostname not in _ON_THIS_MACHINE:
         message = f"{context.url} would send the password unencrypted; use davs://, or leave out user and password"
         raise UserError(message)
+    own_context(settings)

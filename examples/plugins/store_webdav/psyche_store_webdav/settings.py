@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
@@ -20,6 +21,11 @@ class DavSettings(BaseModel):
     dav_user: str | None = Field(default=None, description="User on that server.")
     dav_password: SecretStr | None = Field(
         default=None, description="Password of that user, as PSYCHE_DAV_PASSWORD.", json_schema_extra={"option": False}
+    )
+    dav_ca_file: Path | None = Field(
+        default=None,
+        description="File (PEM) of the CAs that are trusted for davs://, and no others, for a server with a private CA. "
+        "Default: that of the variable SSL_CERT_FILE, or else the public CAs.",
     )
     dav_timeout: float = Field(
         default=60.0, gt=0, le=600, description="Seconds after which a server that says nothing has failed."

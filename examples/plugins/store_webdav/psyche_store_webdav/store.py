@@ -19,6 +19,7 @@ from psyche_core.errors import StoreError
 from psyche_core.interfaces.store import PART_BYTES, UNFINISHED, ModelStore, Proceed
 from psyche_store_webdav.listing import MAX_ANSWER_BYTES, QUESTION, members
 from psyche_store_webdav.settings import DavSettings
+from psyche_store_webdav.tls import own_context, refusal
 
 MOST_FOLDERS = 10_000
 """Collections that are looked into for one list."""
@@ -27,12 +28,13 @@ _HINTS = {
     401: "give --dav-host, --dav-user and PSYCHE_DAV_PASSWORD",
     403: "ask who runs it for the right to do that",
     423: "somebody has locked it; try again later",
+    502: "if a proxy is before it, tell the server that it is asked over https: it compares that with where MOVE goes",
     507: "it has no space left; delete old models, or use another server",
 }
 
 
 class WebDav(ModelStore):
-    """See the module. url: of the collection, dav:// or davs://; it need not be there yet."""
+    """See the module. url: of the collection, dav:// or davs://; it need not be there yet. Raises UserError for a CA file."""
 
     def __init__(self, url: str, settings: DavSettings) -> None:
         parts = urlsplit(url)
@@ -41,7 +43,12 @@ class WebDav(ModelStore):
         self._made: set[str] = set()
         password = settings.dav_password
         auth = None if settings.dav_user is None or password is None else (settings.dav_user, password.get_secret_value())
-        self._client = httpx.Client(auth=auth, timeout=settings.dav_timeout, headers={"Accept-Encoding": "identity"})
+        self._client = httpx.Client(
+            auth=auth,
+            timeout=settings.dav_timeout,
+            headers={"Accept-Encoding": "identity"},
+            verify=own_context(settings) or True,
+        )
 
     def names(self, prefix: str) -> list[str]:
         """Collection by collection: many servers refuse to list a whole tree."""
@@ -220,8 +227,9 @@ class WebDav(ModelStore):
         raise StoreError(message)
 
     def _failed(self, error: httpx.HTTPError, what: str) -> NoReturn:
-        reason = str(error) or type(error).__name__
-        message = f"cannot {what} at {self._url()}: {reason}; does the server run, and can it be reached from here?"
+        refused = refusal(error)
+        reason = f"{str(error) or type(error).__name__}; does the server run, and can it be reached from here?"
+        message = f"cannot {what} at {self._url()}: {refused or reason}"
         raise StoreError(message) from error
 
 

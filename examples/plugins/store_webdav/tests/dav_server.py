@@ -1,7 +1,9 @@
-"""A WebDAV server on this machine: wsgidav, on a free port, with a folder of its own."""
+"""A WebDAV server on this machine: wsgidav, on a free port, with a folder of its own, if wished with TLS."""
 
 from __future__ import annotations
 
+import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +30,11 @@ class DavServer:
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that do not want our certificate; of other errors as usual."""
+        if not isinstance(sys.exception(), ssl.SSLError | ConnectionError):
+            super().handle_error(request, client_address)
+
 
 class _Body:
     """What a request carries, with an end: wsgiref's own reads on into what comes after it."""
@@ -47,8 +54,13 @@ class _Handler(WSGIRequestHandler):
 
 
 @contextmanager
-def dav_server(folder: Path, *, needs_password: bool = False) -> Iterator[DavServer]:
-    """A server while the block runs."""
+def dav_server(
+    folder: Path, *, needs_password: bool = False, certificate: Path | None = None, scheme: str = ""
+) -> Iterator[DavServer]:
+    """A server while the block runs.
+
+    certificate: with its key, as PEM; None: without TLS. scheme: what the application believes; by default, the truth.
+    """
     users: Any = {USER: {"password": PASSWORD}} if needs_password else True
     application = WsgiDAVApp(
         {
@@ -65,11 +77,17 @@ def dav_server(folder: Path, *, needs_password: bool = False) -> Iterator[DavSer
 
     def noted(environment: dict[str, Any], start: Any) -> Any:
         asked.append((environment["REQUEST_METHOD"], environment["PATH_INFO"]))
+        environment["wsgi.url_scheme"] = scheme or ("http" if certificate is None else "https")
         environment["wsgi.input"] = _Body(environment["wsgi.input"], int(environment.get("CONTENT_LENGTH") or 0))
         return application(environment, start)
 
     server = _Server(("127.0.0.1", 0), _Handler)
     server.set_app(noted)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        # no handshake in accept: a client that does not end it must not hold up the others
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
