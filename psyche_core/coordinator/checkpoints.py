@@ -7,7 +7,7 @@ counts once a quorum has signed the end of the epoch: until then, the run might 
 up, while the one stored earlier is known. After the run's last step it counts at once. The location changes only
 between an epoch's cooldown and the next warmup, because all members must load the same model. The checkpoint kinds change as in
 the reference implementation: after an epoch, members load from peers; after a pause, or when no peer of the old epoch is left,
-they load from the hub again.
+they load from the hub again. Unlike there, a run that loads from the Hub may be stored in a bucket then, and the other way round.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _FOLLOWS = {
     ("P2PGcs", "Gcs"): "P2PGcs",
     ("P2PGcs", "Hub"): "P2P",
     ("Hub", "Hub"): "Hub",
+    ("Hub", "Gcs"): "Gcs",
     ("Gcs", "Gcs"): "Gcs",
+    ("Gcs", "Hub"): "Hub",
 }
 OPEN = (RunState.Cooldown, RunState.WaitingForMembers, RunState.Paused, RunState.Finished)
 """States in which the storage location of the model can be set."""

@@ -302,6 +302,22 @@ def test_where_the_next_members_load_from(chain: CoordinatorSvm, health: ClientS
     assert check(chain, state, commands.Tick()) is None
 
 
+@pytest.mark.parametrize("kind", ["Hub", "P2P", "Gcs", "P2PGcs", "Dummy"])
+@pytest.mark.parametrize("location", [Choice("Hub", {"repo_id": "owner/model"}), Choice("Gcs", {"bucket": "b"})])
+def test_which_location_follows_which(chain: CoordinatorSvm, kind: str, location: Choice) -> None:
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
+    settings = {"bucket": "a"} if kind.endswith("Gcs") else {"repo_id": "r"}
+    llm = largest.state.model.LLM.model_copy(update={"checkpoint": Choice(kind, settings)})
+    state = replace(
+        largest.state,
+        run_state=RunState.Paused,
+        config=largest.state.config.model_copy(update={"checkpointers": (member(3).signer.hex(),)}),
+        model=largest.state.model.model_copy(update={"LLM": llm}),
+    )
+    refusal = check(chain, state, commands.Checkpoint(member(3), location))
+    assert refusal == ("InvalidCheckpoint" if kind == "Dummy" else None)
+
+
 @pytest.mark.parametrize("pending", [199, 200, 201])
 @pytest.mark.parametrize("repeats", [0, 1, 2])
 @pytest.mark.parametrize("held", [True, False])

@@ -38,6 +38,12 @@ _STRIKES = (
     "the coordinator ejected this client: checks of its shares, or its own checks of others' shares, failed twice in this epoch"
 )
 
+_AFTER_PROOF = "Two clients with one key do this: give each its own key; it may join again in the next epoch"
+_AFTER_STRIKES = (
+    "A device that computes wrongly or another release does this: test the device, install the release that the run's owner "
+    "names; it may join again in the next epoch"
+)
+
 
 def receive_state(client: MachineState, state: CoordinatorState) -> None:
     """Handle a newer state."""
@@ -171,14 +177,14 @@ def follow(client: MachineState, state: CoordinatorState) -> None:
 
 
 def _ejection(state: CoordinatorState, slot: int) -> str:
-    """Why we were ejected, and what it costs us: strikes cost the epoch's pay, a proof points as well."""
+    """Why we were ejected, what it costs us (strikes cost the epoch's pay, a proof points as well), and what helps."""
     rate = state.epoch.rates.slashing_per_client
     if state.epoch.clients[slot].standing.ejected:
-        return f"{_STRIKES}; it is not paid for this epoch"
+        return f"{_STRIKES}; it is not paid for this epoch. {_AFTER_STRIKES}"
     if rate == 0:
-        return f"{_EJECTED}; it is not paid for this epoch"
+        return f"{_EJECTED}; it is not paid for this epoch. {_AFTER_PROOF}"
 
-    return f"{_EJECTED}; it is not paid for this epoch and is to lose {rate} points"
+    return f"{_EJECTED}; it is not paid for this epoch and is to lose {rate} points. {_AFTER_PROOF}"
 
 
 def _is_new_epoch(client: MachineState, state: CoordinatorState) -> bool:

@@ -44,7 +44,8 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
         _begin_resync(client, notes, reason)
     if repair.exhausted and not isinstance(client.work, FetchModel):
         why = "" if repair.failure is None else f": {repair.failure}"
-        client.give_up(f"{repair.reason}, and what the others offered did not help{why}")
+        helps = "start the client again; if it ends so again, test disk and memory and move its checkpoints away"
+        client.give_up(f"{repair.reason}, and what the others offered did not help{why}; {helps}")
         return
 
     due = masters_due(state)
@@ -67,10 +68,11 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
 def _without_offers(client: MachineState, state: CoordinatorState, notes: EpochNotes, *, waited: float) -> None:
     """Nobody offers what we need. At an epoch's start we report what we hold instead; at the run's end nobody waits."""
     if state.run_state is RunState.Finished:
-        client.stop("the run finished, and nobody was left who could give this client the final model", success=False)
+        reason = "the run finished, and nobody was left who could give this client the final model"
+        client.stop(f"{reason}; ask the run's owner where it is stored", success=False)
     elif notes.resync.diverged:
         if waited > client.timeouts.payload:
-            client.give_up(f"{notes.resync.reason}, and no model has a majority")
+            client.give_up(f"{notes.resync.reason}, and no model has a majority; start the client again later")
     elif state.run_state is RunState.Warmup and state.from_checkpoint:
         _load_stored(client, state, notes)
     elif state.run_state is RunState.Warmup:

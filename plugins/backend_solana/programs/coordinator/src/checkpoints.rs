@@ -32,7 +32,7 @@ fn following(present: u8, location: u8) -> usize {
     match (present, location) {
         (kind::P2P | kind::P2P_GCS, kind::HUB) => kind::P2P as usize,
         (kind::P2P | kind::P2P_GCS, kind::GCS) => kind::P2P_GCS as usize,
-        (kind::HUB, kind::HUB) | (kind::GCS, kind::GCS) => present as usize,
+        (kind::HUB | kind::GCS, kind::HUB | kind::GCS) => location as usize,
         _ => NONE,
     }
 }
