@@ -208,8 +208,8 @@ class StoreConformance(Conformance):
         wanted = ([] if before is None else ["run/name"], before)
         too_late = seen[-1][1] == content(1, LARGE) and all(came == wanted for came in seen[:-1])
         assert not too_late, (
-            f"put_file must call proceed before each part, and no more once the file has its name; call {len(seen)} came when the "
-            "new file was there already"
+            "put_file must call proceed before each part, and no more once the file has its name; "
+            f"call {len(seen)} came when the new file was there already"
         )
         for number, came in enumerate(seen, start=1):
             assert came == wanted, (
