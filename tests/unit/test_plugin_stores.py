@@ -46,6 +46,8 @@ class Store:
         self.context, self.answers, self.closed = context, {}, 0
         if context.url.endswith("/forgetful"):
             self.answers["names"] = ["r-step1/config.json"]
+        if context.url.endswith("/unlisted"):
+            self.answers["names"] = StoreError("listing is not allowed")
 
     def _answer(self, name, *words):
         answer = self.answers.get(name)
@@ -319,6 +321,14 @@ def test_a_store_that_forgets_what_it_took_is_no_place_for_a_model(registry: Plu
     place, sentence = "odd://host/forgetful", r"^odd://host/forgetful took r-step1/psyche.json and does not list it"
     with pytest.raises(StoreError, match=sentence):
         anyio.run(partial(BucketStore(place, open_store=StoreOpener(registry)).put, tmp_path, run_id="r", step=1))
+
+
+def test_a_store_that_may_not_list_is_believed(registry: PluginRegistry, tmp_path: Path) -> None:
+    """Rights to write and none to list are usual for buckets."""
+    (tmp_path / "psyche.json").write_text("{}")
+    store = BucketStore("odd://host/unlisted", open_store=StoreOpener(registry))
+    stored = anyio.run(partial(store.put, tmp_path, run_id="r", step=1))
+    assert stored == Choice("Gcs", {"bucket": "odd://host/unlisted", "prefix": "r-step1"})
 
 
 # ----------------------------------------------------------------------------------------------- where places are named

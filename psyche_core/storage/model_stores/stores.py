@@ -122,8 +122,13 @@ class BucketStore:
         return Choice("Gcs", {"bucket": self._bucket, "prefix": folder})
 
     def _expect_listed(self, store: ModelStore, folder: str, paths: Iterable[Path]) -> None:
-        """Raise StoreError unless all files are listed: the run is about to refer to this place."""
-        absent = sorted({f"{folder}{path.name}" for path in paths} - set(store.names(folder)))
+        """Raise StoreError if not all files are listed: the run is about to refer to this place. Who may not list is believed."""
+        try:
+            listed = set(store.names(folder))
+        except StoreError as error:  # rights to write and none to list
+            logger.debug("what was stored in %s cannot be listed: %s", self._bucket, error)
+            return
+        absent = sorted({f"{folder}{path.name}" for path in paths} - listed)
         if absent:
             message = f"{self._bucket} took {absent[0]} and does not list it, so nobody could load the model; use another place"
             raise StoreError(message)
