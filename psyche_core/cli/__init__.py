@@ -14,8 +14,10 @@ import gc
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -25,6 +27,8 @@ from psyche_core.cli.lazy import example
 from psyche_core.cli.plugin_commands import PluginGroup
 from psyche_core.cli.plugin_switching import switch_plugins
 from psyche_core.text_safety import printable_lines
+
+_as_python_does = warnings.formatwarning
 
 
 @dataclass(slots=True)
@@ -168,12 +172,20 @@ def _with_its_place(error: click.ClickException) -> click.ClickException:
     return click.NoSuchOption(option, message, ctx=error.ctx)
 
 
+def _written(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> str:
+    """A warning of our own as its sentence, another one with its line of code, as Python does."""
+    if category.__module__.partition(".")[0] == "psyche_core":
+        return f"Warning: {printable_lines(str(message))}\n"
+    return _as_python_does(message, category, *where, **more)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. Always raises SystemExit.
 
     arguments: the arguments after the program's name; those of sys.argv if None.
     """
     switches = Switches()
+    warnings.formatwarning = _written
     gc.set_threshold(10_000)  # what importing torch makes stays: to search it for garbage every 700 objects takes a second
     atexit.register(gc.freeze)  # and more than another one when Python ends
     try:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tempfile
+import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,10 +24,10 @@ from pydantic import BaseModel, ValidationError
 from psyche_core.cli.plugin_factory import try_factory
 from psyche_core.cli.plugin_import import Imported, try_import
 from psyche_core.cli.plugin_training import try_training
-from psyche_core.hookspecs import Registration
+from psyche_core.hookspecs import PLUGIN_API, Registration
 from psyche_core.plugin_errors import guarded, label, summary_of
 from psyche_core.plugin_switches import CORE
-from psyche_core.plugins import PluginRecord, described_settings
+from psyche_core.plugins import PluginApiWarning, PluginRecord, described_settings
 from psyche_core.plugins.advice import Dependencies, settings_advice
 from psyche_core.plugins.child_process import run_alone
 from psyche_core.plugins.loading import HOOKS, Refused, checked_api, imported, registration_of
@@ -150,14 +151,19 @@ def _check(record: PluginRecord, given: Given, tell: Callable[[str], None]) -> I
         if alone.changed:
             told += f", and changes {', '.join(alone.changed)} for the whole program; change only what is your own"
         yield Step("import", "warning" if alone.changed else "ok", told)
-        api = checked_api(module, record)
-        yield Step("plugin API", "ok", f"it was written for plugin API {api}")
+        with warnings.catch_warnings(record=True, category=PluginApiWarning) as newer:
+            warnings.simplefilter("always", PluginApiWarning)
+            api = checked_api(module, record)
+        ours = f", newer than this core's {'.'.join(map(str, PLUGIN_API))}: it may call for something that is not there"
+        yield Step("plugin API", "warning" if newer else "ok", f"it was written for plugin API {api}{ours if newer else ''}")
     except Refused as refused:
         yield Step("import" if refused.status == "failed" else "plugin API", "failed", str(refused))
         return
 
     try:
-        registration, _ = registration_of(record)
+        with warnings.catch_warnings():  # it was told
+            warnings.simplefilter("ignore", PluginApiWarning)
+            registration, _ = registration_of(record)
     except Refused as refused:
         yield Step("dependencies" if refused.status == "incomplete" else "registration", "failed", str(refused))
         return
@@ -209,6 +215,9 @@ def _check_dependencies(record: PluginRecord) -> Step:
         return Step("dependencies", "failed", f"{record.distribution} has no readable metadata; install it again")
     if found.missing:
         told = f"not installed: {', '.join(found.missing)}; pip install {record.distribution}"
+        return Step("dependencies", "failed", told)
+    if found.others:
+        told = f"{record.distribution} needs {', '.join(found.others)}; install both in versions that fit"
         return Step("dependencies", "failed", told)
     if found.advice:
         return Step("dependencies", "warning", found.advice)

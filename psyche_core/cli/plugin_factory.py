@@ -36,12 +36,12 @@ def try_factory(
         try:
             validated = None if table is None else validate_settings(registration, settings, where=record.name)
         except ConfigError as error:  # if they were given, the step before this one has failed
-            return Made(None, f"it needs settings; give them with --settings: {error.sentence}")
+            return Made(None, f"it needs settings; give them with --settings: {_one_line(error)}")
         with tempfile.TemporaryDirectory(prefix="psyche-check-", ignore_cleanup_errors=True) as folder:
             return _make(record, registration, validated, model_config, Path(folder))
     except UserError as error:
         if table is not None and not settings:
-            return Made(None, f"it needs settings; give them with --settings: {error.sentence}")
+            return Made(None, f"it needs settings; give them with --settings: {_one_line(error)}")
         return Made(False, error.sentence)
     except PsycheError as error:
         return Made(False, error.sentence)
@@ -51,6 +51,11 @@ def try_factory(
     except Exception as error:  # foreign code may raise anything
         first = next(leaf_exceptions(error))
         return Made(False, f"{label(record.kind, record.name, record.origin)} failed with {summary_of(first)}")
+
+
+def _one_line(error: PsycheError) -> str:
+    """An error of several keys has a line for each."""
+    return "; ".join(error.sentence.splitlines())
 
 
 def _make(record: PluginRecord, registration: Any, settings: Any, model_config: Mapping[str, Any] | None, folder: Path) -> Made:

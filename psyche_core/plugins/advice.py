@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 
 from pydantic import BaseModel
 
@@ -22,6 +23,20 @@ def settings_advice(model: type[BaseModel]) -> Iterator[str]:
         yield f"without a description: {', '.join(silent)}; give Field(description=…)"
 
 
+def _fits(requirement: str, found: str) -> bool:
+    """Whether a version is one that a requirement allows; unknown counts as yes."""
+    if find_spec("packaging") is None:  # it comes with pytest, which the conformance tests need
+        return True
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        wanted = Requirement(requirement)
+    except InvalidRequirement:
+        return True
+    applies = wanted.marker is None or wanted.marker.evaluate()
+    return not applies or wanted.specifier.contains(found, prereleases=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Dependencies:
     """What a distribution requires.
@@ -29,27 +44,31 @@ class Dependencies:
     Attributes:
         count: number of requirements, without those of extras.
         missing: those that are not installed.
+        others: those that are installed in a version that does not fit, which each says (`foo>=2, and 1.0 is installed`).
         core: the one of psyche-core, empty if there is none.
     """
 
     count: int
     missing: tuple[str, ...]
+    others: tuple[str, ...]
     core: str
 
     @classmethod
     def of(cls, distribution: str) -> Dependencies:
         """Read the metadata of an installed distribution. Raises importlib.metadata.PackageNotFoundError."""
         named = [each for each in requires(distribution) or () if "extra ==" not in each]
-        missing, core = [], ""
+        missing, others, core = [], [], ""
         for requirement in named:
             name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
             core = requirement if normalized(name) == CORE else core
             try:
-                version(name)
+                found = version(name)
+                if not _fits(requirement, found):
+                    others.append(f"{requirement.partition(';')[0].strip()}, and {found} is installed")
             except PackageNotFoundError:
                 if ";" not in requirement:  # a marker may leave it out here
                     missing.append(requirement)
-        return cls(len(named), tuple(missing), core)
+        return cls(len(named), tuple(missing), tuple(others), core)
 
     @property
     def advice(self) -> str:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from psyche_core.config.options.loading import load_settings
 from psyche_core.errors import PluginFailed, StoreError
 from psyche_core.hookspecs import ModelStoreContext, ModelStoreRegistration
-from psyche_core.interfaces.store import ModelStore, Proceed, is_name
+from psyche_core.interfaces.store import ModelStore, Proceed, go_on, is_name
 from psyche_core.plugin_errors import summary_of
+from psyche_core.plugins.waited_calls import Hangs, Patience, waited_for
 from psyche_core.storage.model_stores.url import OWN_SCHEMES, parse_model_url, scheme_of
 from psyche_core.storage.object_store import open_bucket
 
@@ -29,6 +30,7 @@ MAX_NAMES = 100_000
 _METHODS = sorted(ModelStore.__abstractmethods__)
 _Given = TypeVar("_Given")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_PATIENCE = Patience()
 
 
 def store_schemes(registry: PluginRegistry) -> tuple[str, ...]:
@@ -41,12 +43,14 @@ class StoreOpener:
     """Opens places for a program. Calling it with the name or URL of a bucket gives its files.
 
     given: options of plugins, by field name, as from a command line; what is not given comes from the environment
-    (`PSYCHE_<NAME>`), which never beats an option. Everything blocks: call it in a worker thread.
+    (`PSYCHE_<NAME>`), which never beats an option. patience: how long a plugin's call may say nothing. Everything blocks: call it
+    in a worker thread.
     """
 
-    def __init__(self, registry: PluginRegistry, given: Mapping[str, Any] = _NOTHING) -> None:
+    def __init__(self, registry: PluginRegistry, given: Mapping[str, Any] = _NOTHING, *, patience: Patience = _PATIENCE) -> None:
         self._registry = registry
         self._given = given
+        self._patience = patience
 
     def __call__(self, place: str) -> ModelStore:
         """The files of a place. Raises StoreError, PluginError for a plugin that cannot be used, ConfigError for its settings."""
@@ -54,12 +58,12 @@ class StoreOpener:
             return open_bucket(place)
 
         registration, context, called = self._context(place)
-        store = registration.create(context)
+        store = self._waited(lambda: registration.create(context), f"create of {called}")
         problem = _problem_of(store)
         if problem:
             message = f"{called} returned {problem} from its create, expected an object of psyche_core.interfaces.ModelStore"
             raise PluginFailed(message)
-        return CheckedStore(store, called=called)
+        return CheckedStore(store, called=called, patience=self._patience)
 
     def is_plugins(self, place: str) -> bool:
         """Whether a place is one of a plugin, installed or only known."""
@@ -67,10 +71,14 @@ class StoreOpener:
 
     def check(self, place: str) -> None:
         """Look for what would prevent storing at a plugin's place, and ask nobody. Raises UserError, and as opening does."""
-        registration, context, _ = self._context(place)
-        if registration.check is not None:
-            registration.check(context)
+        registration, context, called = self._context(place)
+        check = registration.check
+        if check is not None:
+            self._waited(lambda: check(context), f"check of {called}")
         self(place).close()
+
+    def _waited(self, call: Callable[[], _Given], called: str) -> _Given:
+        return waited_for(lambda _: call(), called=called, patience=self._patience)
 
     def _context(self, place: str) -> tuple[ModelStoreRegistration, ModelStoreContext, str]:
         scheme = scheme_of(place)
@@ -99,18 +107,21 @@ def _problem_of(store: ModelStore) -> str:
 class CheckedStore(ModelStore):
     """A plugin's store whose values are what they should be, and whose exceptions are StoreErrors that name it.
 
-    called: the plugin's label. A name that a run's configuration makes up is refused here, before the plugin sees it.
+    called: the plugin's label. patience: how long a call may say nothing; a store that hangs is not called again. A name that
+    a run's configuration makes up is refused here, before the plugin sees it.
     """
 
-    def __init__(self, store: ModelStore, *, called: str) -> None:
+    def __init__(self, store: ModelStore, *, called: str, patience: Patience = _PATIENCE) -> None:
         self._store = store
         self._called = called
+        self._patience = patience
+        self._left = False
 
     def names(self, prefix: str) -> list[str]:
         """As the contract; names of other programs' files that cannot be ours are left out."""
         if prefix:
             self._expect_name(prefix.rstrip("/"))
-        found: Any = self._call("names", lambda: self._store.names(prefix))
+        found: Any = self._call("names", lambda _: self._store.names(prefix))
         if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
             raise self._wrong("names", f"a list of texts, got {_told(found)}")
         if len(found) > MAX_NAMES:
@@ -137,7 +148,7 @@ class CheckedStore(ModelStore):
     def get(self, name: str, *, max_bytes: int) -> bytes | None:
         """As the contract."""
         self._expect_name(name)
-        found: Any = self._call("get", lambda: self._store.get(name, max_bytes=max_bytes))
+        found: Any = self._call("get", lambda _: self._store.get(name, max_bytes=max_bytes))
         if found is None:
             return None
         if not isinstance(found, bytes):
@@ -150,26 +161,38 @@ class CheckedStore(ModelStore):
         """As the contract."""
         for name in names:
             self._expect_name(name)
-        self._call("delete", lambda: self._store.delete(names))
+        self._call("delete", lambda _: self._store.delete(names))
 
     def close(self) -> None:
         """As the contract."""
-        self._call("close", self._store.close)
+        if not self._left:
+            self._call("close", lambda _: self._store.close())
 
-    def _call(self, method: str, function: Callable[..., _Given], proceed: Proceed | None = None) -> _Given:
+    def _call(self, method: str, function: Callable[[Proceed], _Given], proceed: Proceed = go_on) -> _Given:
         """Call the plugin. What `proceed` raises comes out unchanged, whatever the plugin does with it."""
+        if self._left:
+            message = f"{self._called} still hangs in an earlier call; open the place again"
+            raise StoreError(message)
         ended: list[BaseException] = []
 
         def asked() -> None:
-            assert proceed is not None, "only calls with one get this"
             try:
                 proceed()
             except BaseException as error:
                 ended.append(error)
                 raise
 
+        def work(ask: Proceed) -> _Given:
+            try:
+                return function(ask)
+            finally:
+                self._left = False
+
+        self._left = True  # until the call has ended, whoever stops waiting for it
         try:
-            made = function() if proceed is None else function(asked)
+            made = waited_for(work, called=f"{method} of {self._called}", patience=self._patience, proceed=asked)
+        except Hangs:
+            raise
         except (Exception, SystemExit) as error:  # foreign code may raise anything
             if ended:
                 raise ended[0] from None

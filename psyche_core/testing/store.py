@@ -206,6 +206,11 @@ class StoreConformance(Conformance):
             f"put_file must call proceed before each part of at most {PART_BYTES} bytes, got {len(seen)} calls for {LARGE} bytes"
         )
         wanted = ([] if before is None else ["run/name"], before)
+        too_late = seen[-1][1] == content(1, LARGE) and all(came == wanted for came in seen[:-1])
+        assert not too_late, (
+            "put_file must call proceed before each part, and no more once the file has its name; "
+            f"call {len(seen)} came when the new file was there already"
+        )
         for number, came in enumerate(seen, start=1):
             assert came == wanted, (
                 f"while a file is being written others must see what was there before, {shown(wanted)}; before part {number} "

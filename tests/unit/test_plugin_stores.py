@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from psyche_core.client.setup.model_store import open_store
@@ -19,12 +22,14 @@ from psyche_core.hookspecs import GROUP
 from psyche_core.interfaces.store import go_on, is_name
 from psyche_core.plugins import PluginRegistry
 from psyche_core.plugins.model_stores import StoreOpener, store_schemes
+from psyche_core.plugins.waited_calls import Patience
 from psyche_core.storage.model_stores.stores import BucketStore
 from psyche_core.storage.model_stores.url import ModelUrl, parse_model_url
 from psyche_core.storage.object_store import ObjectStore
 from psyche_core.training.checkpoints import sources
 
 CODE = """
+import threading
 from pydantic import BaseModel
 from psyche_core.errors import StoreError, UserError
 from psyche_core.hookspecs import ModelStoreRegistration, hookimpl
@@ -38,7 +43,11 @@ class Settings(BaseModel):
 
 class Store:
     def __init__(self, context):
-        self.context, self.answers = context, {}
+        self.context, self.answers, self.closed = context, {}, 0
+        if context.url.endswith("/forgetful"):
+            self.answers["names"] = ["r-step1/config.json"]
+        if context.url.endswith("/unlisted"):
+            self.answers["names"] = StoreError("listing is not allowed")
 
     def _answer(self, name, *words):
         answer = self.answers.get(name)
@@ -51,9 +60,13 @@ class Store:
     def get_file(self, name, path, *, max_bytes, proceed): return self._answer("get_file", path, proceed)
     def get(self, name, *, max_bytes): return self._answer("get")
     def delete(self, names): return self._answer("delete")
-    def close(self): return self._answer("close")
+    def close(self):
+        self.closed += 1
+        return self._answer("close")
 
 def create(context):
+    if context.settings.odd_place == "hangs":
+        threading.Event().wait()
     if context.url.endswith("/none"):
         return None
     made.append(Store(context))
@@ -63,6 +76,8 @@ class Later(Store):
     async def put_file(self, name, path, *, proceed): pass
 
 def check(context):
+    if context.settings.odd_place == "hangs in check":
+        threading.Event().wait()
     if context.settings.odd_place == "forbidden":
         raise UserError("odd_place must not be forbidden")
 
@@ -236,6 +251,84 @@ def test_a_name_that_leads_elsewhere_never_reaches_the_plugin(registry: PluginRe
         name for name in ("a/../b", "/a", "a//b", "a/", "", ".", "a b", "a.partial", "ü", "a\n", "a\\b") if is_name(name)
     ] == []
     assert is_name("a_run-step7/model-00001-of-00002.safetensors")
+
+
+# ------------------------------------------------------------------------------------------------------ calls that hang
+
+
+def never(*_: object) -> None:
+    threading.Event().wait()
+
+
+def test_a_call_that_hangs_is_told_and_ends_in_a_sentence(
+    registry: PluginRegistry, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = StoreOpener(registry, patience=Patience(told_after=0.01, most=0.05))("odd://host/models")
+    behind(store).answers["put_file"] = never
+    with pytest.raises(
+        StoreError, match=rf"^put_file of {CALLED} said nothing for 0\.05 s, so it counts as hanging; .*another place$"
+    ):
+        store.put_file("run/w", tmp_path / "w", proceed=go_on)
+    assert [record.getMessage() for record in caplog.records] == [
+        "put_file of the store plugin odd (odd-store 0.3) has said nothing for 0.01 s; it is given 0.05 s"
+    ]
+    with pytest.raises(StoreError, match=rf"^{CALLED} still hangs in an earlier call; open the place again$"):
+        store.names("")
+    store.close()
+    assert behind(store).closed == 0, "nothing is called beside a call that still runs"
+
+
+def test_a_factory_and_a_check_that_hang_end_in_a_sentence(registry: PluginRegistry) -> None:
+    impatient = Patience(told_after=0.01, most=0.05)
+    with pytest.raises(StoreError, match=rf"^create of {CALLED} said nothing"):
+        StoreOpener(registry, {"odd_place": "hangs"}, patience=impatient)("odd://host/models")
+    with pytest.raises(StoreError, match=rf"^check of {CALLED} said nothing"):
+        StoreOpener(registry, {"odd_place": "hangs in check"}, patience=impatient).check("odd://host/models")
+
+
+def test_whoever_leaves_need_not_wait_for_a_call_that_hangs(registry: PluginRegistry, tmp_path: Path) -> None:
+    """Whatever patience is left: the test would never end otherwise."""
+    store = StoreOpener(registry, patience=Patience(told_after=0.01, most=1e9))("odd://host/models")
+    behind(store).answers["put_file"] = never
+
+    def leave() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        store.put_file("run/w", tmp_path / "w", proceed=leave)
+
+
+def test_a_part_is_a_sign_of_life_and_proceed_runs_where_the_call_was_made(registry: PluginRegistry, tmp_path: Path) -> None:
+    """What a task is cancelled with is only known in the thread that anyio made for it."""
+    threads: list[int] = []
+    store = StoreOpener(registry)("odd://host/models")
+
+    def two_parts(proceed: Callable[[], None]) -> None:
+        proceed()
+        threads.append(threading.get_ident())
+        proceed()
+
+    behind(store).answers["put_file"] = two_parts
+    store.put_file("run/w", tmp_path / "w", proceed=lambda: threads.append(threading.get_ident()))
+    assert threads[0] == threads[2] == threading.get_ident()
+    assert threads[1] != threads[0]
+
+
+def test_a_store_that_forgets_what_it_took_is_no_place_for_a_model(registry: PluginRegistry, tmp_path: Path) -> None:
+    """Else the run would refer to it, and nobody could join."""
+    for name in ("config.json", "psyche.json"):
+        (tmp_path / name).write_text("{}")
+    place, sentence = "odd://host/forgetful", r"^odd://host/forgetful took r-step1/psyche.json and does not list it"
+    with pytest.raises(StoreError, match=sentence):
+        anyio.run(partial(BucketStore(place, open_store=StoreOpener(registry)).put, tmp_path, run_id="r", step=1))
+
+
+def test_a_store_that_may_not_list_is_believed(registry: PluginRegistry, tmp_path: Path) -> None:
+    """Rights to write and none to list are usual for buckets."""
+    (tmp_path / "psyche.json").write_text("{}")
+    store = BucketStore("odd://host/unlisted", open_store=StoreOpener(registry))
+    stored = anyio.run(partial(store.put, tmp_path, run_id="r", step=1))
+    assert stored == Choice("Gcs", {"bucket": "odd://host/unlisted", "prefix": "r-step1"})
 
 
 # ----------------------------------------------------------------------------------------------- where places are named

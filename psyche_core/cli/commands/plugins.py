@@ -55,14 +55,19 @@ plugins.add_command(update_project)
 @click.option(
     "--out", type=NonEmptyPath(path_type=Path), help="Folder of the project; default: psyche-KIND-NAME in the current folder."
 )
-def new_plugin(kind: str, name: str, *, out: Path | None) -> None:
+@click.pass_context
+def new_plugin(context: click.Context, kind: str, name: str, *, out: Path | None) -> None:
     """Make the project of a new plugin. NAME is what runs and options will call it.
 
     Optimizers, data and models are named in run files, such as MajorityVote; the names of the others are typed, so they have no
     capital letters. The names of distribution and package follow from it.
     """
+    from psyche_core.errors import UserError
     from psyche_core.plugins.projects import make_project
 
+    if kind == "command" and name in _own_commands(context):
+        message = f"psyche has the command {name} itself, so a plugin's would never be used; choose another name"
+        raise UserError(message)
     folder = make_project(kind, name, out=out)
     click.echo(f"made {folder}; next: cd {folder} && pip install -e '.[test]' && psyche plugins check {kind}.{name} && pytest")
 
@@ -105,14 +110,18 @@ def list_plugins(context: click.Context, *, as_json: bool, kind: str | None, sho
 
 def _with_shadowed(records: Records, context: click.Context) -> Records:
     """Records in which commands of plugins that have the name of one of our commands are marked."""
-    own: tuple[str, ...] = getattr(context.find_root().command, "own", ())
+    own = _own_commands(context)
     cause = "psyche has a command of this name itself, which is used"
     return [
-        replace(record, status="shadowed", cause=cause)
-        if record.kind == "command" and record.name in own and record.name not in _EXTENDED
-        else record
+        replace(record, status="shadowed", cause=cause) if record.kind == "command" and record.name in own else record
         for record in records
     ]
+
+
+def _own_commands(context: click.Context) -> tuple[str, ...]:
+    """The names of commands that a plugin cannot have."""
+    own: tuple[str, ...] = getattr(context.find_root().command, "own", ())
+    return tuple(name for name in own if name not in _EXTENDED)
 
 
 def _print_table(records: Records) -> None:

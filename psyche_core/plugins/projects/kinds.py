@@ -132,7 +132,8 @@ KNOWN: Mapping[str, Kind] = MappingProxyType(
                 "A member that the run elects stores the model there after an epoch:\n\n"
                 "    psyche client train --model-store $name://host/models --checkpoint-dir checkpoints …\n\n"
                 "From then on the run's `checkpoint` is that place, and members that come when no other is left begin there; "
-                "they need this plugin, too. Where it is not given as an option, the folder is that of `PSYCHE_${upper}_FOLDER`. "
+                "they need this plugin, too. How to try it with one member on this machine: `docs/plugins/kinds/store.md` of "
+                "psyche-core. Where it is not given as an option, the folder is that of `PSYCHE_${upper}_FOLDER`. "
                 'A run can also begin there, with `checkpoint.Gcs = { bucket = "$name://host/models", prefix = "RUN-step400" }`.'
             ),
         ),

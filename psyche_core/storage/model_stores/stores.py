@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import anyio
@@ -112,12 +113,25 @@ class BucketStore:
             paths = sorted(path for path in directory.iterdir() if path.is_file())
             for path in sorted(paths, key=lambda path: path.name == MANIFEST_FILE):
                 store.put_file(f"{folder}/{path.name}", path, proceed=anyio.from_thread.check_cancelled)
+            self._expect_listed(store, f"{folder}/", paths)
             if self._keep.delete:
                 try:
                     self._delete_old(store, run_id)
                 except StoreError as error:  # not fatal: the new model is stored
                     logger.warning("old models of run %s were not deleted: %s", run_id, error)
         return Choice("Gcs", {"bucket": self._bucket, "prefix": folder})
+
+    def _expect_listed(self, store: ModelStore, folder: str, paths: Iterable[Path]) -> None:
+        """Raise StoreError if not all files are listed: the run is about to refer to this place. Who may not list is believed."""
+        try:
+            listed = set(store.names(folder))
+        except StoreError as error:  # rights to write and none to list
+            logger.debug("what was stored in %s cannot be listed: %s", self._bucket, error)
+            return
+        absent = sorted({f"{folder}{path.name}" for path in paths} - listed)
+        if absent:
+            message = f"{self._bucket} took {absent[0]} and does not list it, so nobody could load the model; use another place"
+            raise StoreError(message)
 
     def _delete_old(self, store: ModelStore, run_id: str) -> None:
         """Delete all steps of this run except the newest ones. Raises StoreError."""

@@ -29,7 +29,7 @@ from psyche_core.storage.model_stores.url import is_hub_name
 from psyche_core.storage.object_store import open_bucket
 from psyche_core.text_safety import printable
 from psyche_core.training.checkpoints.listed_files import LIST_FILE, MAX_LIST_BYTES, parse_list, wrong_size
-from psyche_core.training.checkpoints.manifest import MAX_MANIFEST_BYTES, parse_manifest, verify
+from psyche_core.training.checkpoints.manifest import MAX_MANIFEST_BYTES, DamagedCheckpoint, parse_manifest, verify
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
 DESCRIPTION_PATTERNS = ("*.json", "tokenizer.model", "*.txt", "*.jinja")
@@ -205,6 +205,9 @@ def _from_store(store: ModelStore, prefix: str, *, where: str, cache: Path, weig
             _download(store, start, names, into=partial, where=where, opened=opened)
             (partial / MANIFEST_FILE).write_bytes(text)
             verify(partial, manifest if weights else manifest.model_copy(update={"tensors": {}}))
+    except DamagedCheckpoint as error:
+        message = f"what was downloaded from {where} is not what its {MANIFEST_FILE} lists: {error.fact}"
+        raise DamagedCheckpoint(message) from error
     except NoSuchBucket as error:
         raise NoSuchModel(str(error)) from error
     except StoreError as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from psyche_core import testing
+from psyche_core import __version__, testing
 from psyche_core.cli.plugin_check import _CLASSES
 from psyche_core.hookspecs import GROUP, KINDS
 from psyche_core.plugins.projects import make_project
@@ -112,6 +112,7 @@ def test_a_plugin_that_is_right_but_for_what_it_does(check: Check) -> None:
         ("    return [Opt", "    import os; os._exit(0)\n    return [Opt", "registration", "failed",
          "psyche_register_optimizers called os._exit(0), which would end the whole program"),
         ("def psyche_reg", "async def psyche_reg", "registration", "failed", "must be a plain function, got async def psyche_"),
+        ('"1.0"', '"1.9"', "plugin API", "warning", "plugin API 1.9, newer than this core's 1.0: it may call for something that"),
         ('"1.0"', '"2.0"', "plugin API", "failed", "it was written for plugin API 2.0, this core has 1.0"),
         ("settings=Settings", "settings={}", "registration", "failed", "settings must be a pydantic model class, got a dict"),
         ('summary="s"', 'summary="s", requires={"nothing_such": "pip install it"}', "dependencies", "failed", "pip install it"),
@@ -120,12 +121,15 @@ def test_a_plugin_that_is_right_but_for_what_it_does(check: Check) -> None:
         ("decay: float =", "decay: object =", "settings", "ok", "Settings has 1 keys"),
         ("default=0.5, ", "", "settings", "ok", "decay must be given"),
         ("default=0.5, ", "", "factory", "skipped", "it needs settings; give them with --settings"),
+        ("decay: float = Field(default=0.5, ", 'rate: float = Field(description="r")\n    decay: float = Field(',
+         "factory", "skipped", "Checked.rate: missing; this key is required; Checked.decay: missing"),
         ("create=lambda context: ", "create=lambda context: 1 / 0 and ", "factory", "failed", "its create with ZeroDiv"),
         ("DummyOptimizer(context.model)", "[]", "factory", "failed", "returned an object of list, which has no apply,"),
     ],
 )  # fmt: skip
 def test_each_step_says_what_is_wrong(check: Check, old: str, new: str, step: str, outcome: str, sentence: str) -> None:
     result, steps = check(old, new, "--no-conformance")
+    assert "PluginApiWarning" not in result.err, "the step says it"
     assert steps[step][0] == outcome
     assert sentence in steps[step][1]
     assert result.code == (2 if outcome == "failed" else 0)
@@ -154,6 +158,8 @@ def test_a_process_that_the_module_leaves_behind_is_not_waited_for(
         ("", "warning", "it does not name psyche-core"),
         ("psyche-core>=0.1", "warning", "psyche-core>=0.1 has no upper bound"),
         ("nothing-such>=3", "failed", "not installed: nothing-such>=3; pip install checked"),
+        ("psyche-core<3,>=2.0", "failed", f"checked needs psyche-core<3,>=2.0, and {__version__} is installed; install both in"),
+        ('psyche-core<3,>=2.0; python_version < "3"', "ok", "1 requirements are installed"),
     ],
 )
 def test_what_the_distribution_requires_is_looked_at(check: Check, requires: str, outcome: str, sentence: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from psyche_core import hookspecs, plugin_switches
 from psyche_core.cli import plugin_commands, plugin_marks
+from psyche_core.plugins import PluginApiWarning
 from tests.unit.cli.conftest import Psyche
 
 Install = Callable[[str, dict[str, str], str], None]
@@ -220,3 +222,16 @@ def test_an_unknown_backend_is_a_sentence(psyche: Psyche) -> None:
     assert result.code == 2
     assert "no backend plugin is named carrier-pigeon" in result.err
     assert "Traceback" not in result.err
+
+
+def test_a_warning_of_our_own_is_a_sentence_and_others_show_their_line(psyche: Psyche, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # undone afterwards
+    assert psyche("--version").code == 0
+    ours = PluginApiWarning("store.put (mine 1.2) was written for plugin API 1.9,\x1b[2J this core has 1.0")
+    told = warnings.formatwarning(ours, PluginApiWarning, "hooks.py", 7)
+    assert told.startswith("Warning: store.put (mine 1.2) was written for plugin API 1.9,")
+    assert told.count("\n") == 1
+    assert "\x1b" not in told
+    assert warnings.formatwarning(UserWarning("theirs"), UserWarning, "theirs.py", 7).startswith(
+        "theirs.py:7: UserWarning: theirs"
+    )

@@ -98,6 +98,17 @@ def test_the_usual_folder_is_named_like_the_distribution(psyche: Psyche, tmp_pat
     assert (tmp_path / "psyche-command-count-events" / "psyche_command_count_events" / "hooks.py").is_file()
 
 
+def test_a_command_that_psyche_has_itself_is_not_made(psyche: Psyche, tmp_path: Path) -> None:
+    """It would install, pass its tests, and never be used. `doctor` is one to which plugins add."""
+    result = psyche("plugins", "new", "command", "server", "--out", tmp_path / "server")
+    assert (result.code, result.err) == (
+        2,
+        "Error: psyche has the command server itself, so a plugin's would never be used; choose another name\n",
+    )
+    assert not (tmp_path / "server").exists()
+    assert psyche("plugins", "new", "command", "doctor", "--out", tmp_path / "doctor").code == 0
+
+
 def test_a_folder_with_something_in_it_is_left_alone(psyche: Psyche, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     result = psyche("plugins", "new", "data", "Texts", "--out", tmp_path)

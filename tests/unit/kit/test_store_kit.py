@@ -57,6 +57,8 @@ class Memory(ModelStore):
         if self.fault == "appends" and len(written) < 1000:  # longer ones would grow without an end
             written = self.files.get(name, b"") + written
         self.files[name] = written
+        if self.fault == "asks afterwards":
+            proceed()
 
     def get_file(self, name: str, path: Path, *, max_bytes: int, proceed: Proceed) -> None:
         if name not in self.files:
@@ -123,6 +125,7 @@ FAULTS = {
     "never asks": "put_file must call proceed before each part",
     "swallows": "put_file must end when proceed raises",
     "seen early": "others must see what was there before",
+    "asks afterwards": "and no more once the file has its name; call 3 came when the new file was there already",
     "keeps the first": "after storing 10 bytes in its place",
     "appends": "after storing 10 bytes in its place",
     "empty for missing": "must be None",

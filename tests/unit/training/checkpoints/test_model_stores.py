@@ -124,6 +124,17 @@ async def test_a_bucket_of_files_is_read_back(bucket_folder: Path, tmp_path: Pat
     await round_trip(f"file://{bucket_folder}/b", tmp_path)
 
 
+async def test_bytes_that_differ_from_the_manifest_name_the_place_they_came_from(bucket_folder: Path, tmp_path: Path) -> None:
+    """Nobody knows the folder in which a download is put together; the place, or its store, is to blame."""
+    bucket = f"file://{bucket_folder}"
+    location = await BucketStore(bucket).put(make_checkpoint(tmp_path / "mine", 7), run_id="r", step=7)
+    tokenizer = bucket_folder / "r-step7" / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer.read_bytes()[:-1])
+    sentence = rf"^what was downloaded from {bucket}/r-step7 is not what its psyche.json lists: .*tokenizer.json differs from"
+    with pytest.raises(ModelError, match=sentence):
+        sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+
+
 async def test_an_s3_bucket_is_read_back(s3: str, tmp_path: Path) -> None:
     await round_trip(s3, tmp_path)
 
