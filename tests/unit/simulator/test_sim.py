@@ -37,7 +37,7 @@ from psyche_core.simulator.world import World, run_script
 from psyche_core.types import BatchId
 from psyche_core.wire.messages import Result, sign_commitment
 
-SLICE_RUNS = 60
+SLICE_RUNS = 40
 FIRST_SEED = 3_000_000
 
 
