@@ -10,8 +10,8 @@
 
 The count is in docs/reference/simulated-seeds.csv, a row for each thousand. A row counts for the engine that made it: the digest
 is over the code, without docstrings and comments, of all modules that a simulated run uses and that decide something. So a
-hundred thousand seeds may be played in several sittings, and a change of the engine begins a new count, unless it only makes a
-check fail in fewer cases (EARLIER_ENGINES). No seed is played twice: each call begins where the last row of the file ends.
+hundred thousand seeds may be played in several sittings, and a change of the engine begins a new count, unless every run
+is played as before (EARLIER_ENGINES). No seed is played twice: each call begins where the last row of the file ends.
 
 The column `ended_early` counts the runs that came to a state for which the protocol promises nothing: they end there, unbroken.
 The column `compiled` says whether the seeds were played on the compiled engine (`compiled_engine.py` says how it is made); empty
@@ -44,16 +44,22 @@ from psyche_core.simulator.script import KINDS, to_plain
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs" / "reference" / "simulated-seeds.csv"
 COLUMNS = ("date", "engine", "python", "first", "last", "runs", "broken", "runs_per_minute", "compiled", "ended_early")
+_LATER_STRAGGLERS = "no-honest-member-dropped also excuses a member whose late rounds add up to F16's limit (seed 10330699)"
+_SENTENCES = (
+    "the sentences with which a client ends say what helps, and a stored model may be in a bucket where a Hub's was and the other "
+    "way round, which no simulated member does; fingerprints of 100 runs are equal"
+)
 EARLIER_ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "83c93cdbbf9759a6": {
-            "190cb9b3e6d3d9c9": "no-honest-member-dropped also excuses a member whose late rounds add up to F16's limit "
-            "(seed 10330699)"
-        }
+        "83c93cdbbf9759a6": {"190cb9b3e6d3d9c9": _LATER_STRAGGLERS},
+        "3f68eeab6dd05273": {
+            "83c93cdbbf9759a6": _SENTENCES,
+            "190cb9b3e6d3d9c9": f"{_LATER_STRAGGLERS}; then as the one after it",
+        },
     }
 )
 """Engines whose seeds count for a later one, with the reason: the later engine plays every run as the earlier one did and differs
-only in a check that fails in fewer cases. So what passed passes. A thousand with a broken seed does not count."""
+only in words, or in a check that fails in fewer cases. So what passed passes. A thousand with a broken seed does not count."""
 
 FIRST_SEED = 10_000_000
 CHUNK = 1_000
