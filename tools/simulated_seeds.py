@@ -46,8 +46,8 @@ RECORD = ROOT / "docs" / "reference" / "simulated-seeds.csv"
 COLUMNS = ("date", "engine", "python", "first", "last", "runs", "broken", "runs_per_minute", "compiled", "ended_early")
 _LATER_STRAGGLERS = "no-honest-member-dropped also excuses a member whose late rounds add up to F16's limit (seed 10330699)"
 _SENTENCES = (
-    "the sentences with which a client ends say what helps, and a stored model may be in a bucket where a Hub's was and the other "
-    "way round, which no simulated member does; fingerprints of 100 runs are equal"
+    "the sentences with which a client ends say what helps, and a stored model may be in a bucket where the Hub's was and vice "
+    "versa, which no simulated member does; fingerprints of 100 runs are equal"
 )
 EARLIER_ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
