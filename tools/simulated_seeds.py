@@ -52,7 +52,7 @@ _SENTENCES = (
 EARLIER_ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "83c93cdbbf9759a6": {"190cb9b3e6d3d9c9": _LATER_STRAGGLERS},
-        "3f68eeab6dd05273": {
+        "efdb93bb55496eee": {
             "83c93cdbbf9759a6": _SENTENCES,
             "190cb9b3e6d3d9c9": f"{_LATER_STRAGGLERS}; then as the one after it",
         },

@@ -190,7 +190,7 @@ def test_checkpoint(play: Any, members: Any) -> None:
     sender = run.state.epoch.clients[chosen].id
     wrong: list[Any] = [
         Choice("P2P", {"repo_id": "x"}),
-        Choice("Gcs", {"bucket": "x"}),
+        Choice("Gcs", {"repo_id": "x"}),
         Choice("Hub", {"repo": "x"}),
         Choice("Hub"),
         Choice("Ephemeral"),
@@ -200,8 +200,10 @@ def test_checkpoint(play: Any, members: Any) -> None:
     ]
     for location in wrong:
         run.refused(Checkpoint(sender=sender, location=location), "InvalidCheckpoint")
-    run.do(Checkpoint(sender=sender, location=hub))
-    assert run.state.model.LLM.checkpoint == hub
+    bucket = Choice("Gcs", {"bucket": "x"})
+    for location in (bucket, hub):
+        run.do(Checkpoint(sender=sender, location=location))
+        assert run.state.model.LLM.checkpoint == location
     run.cool_down()
     run.do(Checkpoint(sender=sender, location={"Gcs": {"bucket": "b"}}))
     assert run.state.model.LLM.checkpoint == Choice("P2PGcs", {"bucket": "b"})

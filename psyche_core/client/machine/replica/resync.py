@@ -68,8 +68,11 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
 def _without_offers(client: MachineState, state: CoordinatorState, notes: EpochNotes, *, waited: float) -> None:
     """Nobody offers what we need. At an epoch's start we report what we hold instead; at the run's end nobody waits."""
     if state.run_state is RunState.Finished:
-        reason = "the run finished, and nobody was left who could give this client the final model"
-        client.stop(f"{reason}; ask the run's owner where it is stored", success=False)
+        client.stop(
+            "the run finished, and nobody was left who could give this client the final model; "
+            "ask the run's owner where it is stored",
+            success=False,
+        )
     elif notes.resync.diverged:
         if waited > client.timeouts.payload:
             client.give_up(f"{notes.resync.reason}, and no model has a majority; start the client again later")
