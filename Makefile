@@ -143,7 +143,7 @@ release-check: $(STAMP) ## build sdists and wheels of all in dist/, check them a
 	RELEASE=dist PREVIOUS=$(if $(PREVIOUS),$(abspath $(PREVIOUS))) $(LOOPBACK) $(BIN)/python -m pytest -q tests/packaging
 
 soak: $(STAMP) ## every test marked soak, then what the engine lacks of SEEDS simulated runs (SEEDS=100000), 2,000 random ones, SEQUENCES on chain (SEQUENCES=2000); hours
-	$(LOOPBACK) $(BIN)/python -m pytest -q -m soak
+	$(LOOPBACK) $(BIN)/python -m pytest -q -m soak --timeout 900
 	SOAK_TIMES=20 $(BIN)/python -m pytest -q -m repeated --timeout 1800
 	$(BIN)/python tools/simulated_seeds.py --goal $(SEEDS) --compiled --jobs $(JOBS)
 	$(BIN)/psyche sim --seeds random:2000 --clients 8 --faults all --jobs $(JOBS)
