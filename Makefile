@@ -144,6 +144,7 @@ release-check: $(STAMP) ## build sdists and wheels of all in dist/, check them a
 
 soak: $(STAMP) ## every test marked soak, then what the engine lacks of SEEDS simulated runs (SEEDS=100000), 2,000 random ones, SEQUENCES on chain (SEQUENCES=2000); hours
 	$(LOOPBACK) $(BIN)/python -m pytest -q -m soak --timeout 900
+	$(BIN)/python -m pytest -q -m soak plugins/tracker_mlflow  # installs MLflow, for which there is no network in the line above
 	SOAK_TIMES=20 $(BIN)/python -m pytest -q -m repeated --timeout 1800
 	$(BIN)/python tools/simulated_seeds.py --goal $(SEEDS) --compiled --jobs $(JOBS)
 	$(BIN)/psyche sim --seeds random:2000 --clients 8 --faults all --jobs $(JOBS)
