@@ -1,4 +1,4 @@
-"""What weights by past agreement take from a liar that no check has found, and what they cost honest runs.
+"""What robust ways to count results take from a liar that no check has found, and what they cost honest runs.
 
     python -m benchmarks.agreement [--size 0.2M] [--steps 100] [--seeds 3] [--members 8] [--liars 2] [--json]
 
@@ -11,6 +11,9 @@ one for the sign of their sum and minus one for the opposite. The ways:
                  deviations of as many coins
     weighted     it counts twice where the agreement for each common coefficient is at least half of the members' median, once
                  where it is positive, and not where it is negative
+    each         each result moves each parameter by one vote at most: the direction is the sign of the sum of the signs of all
+                 results, each of them decoded alone (a vote clipped per sender)
+    pairs        the same for two results at a time, which are drawn anew in each step (a median of means over groups)
 
 and the lies:
 
@@ -42,12 +45,15 @@ from benchmarks.robustness import DELAY, LENGTH, SEQUENCES, TOPK, distro_setting
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_optim_distro.chunks.layout import Layout, build_layout
+from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.payload import codec
 from psyche_optim_distro.payload.top_k import Selection
 from psyche_optim_distro.value_format import ValueFormat
 
-WAYS = ("equal", "excluded", "weighted")
+WAYS = ("equal", "excluded", "weighted", "each", "pairs")
 LIES = ("none", "flip", "half", "alone", "random")
+GROUPED = {"each": 1, "pairs": 2}
+"""Ways that decode so many results at a time."""
 ROUNDS = 10
 SIGMAS = 3.0
 KIND = "signs"
@@ -80,7 +86,7 @@ class Agreement:
     def weights(self, way: str) -> list[int]:
         """How often each member's next result counts."""
         found = [self.of(member) for member in range(self.members)]
-        if way == "equal" or not self.steps:
+        if way in ("equal", *GROUPED) or not self.steps:
             return [1] * self.members
         if way == "excluded":
             return [int(agreed >= -SIGMAS * common**0.5) for agreed, common in found]
@@ -88,6 +94,33 @@ class Agreement:
         shares = [agreed / max(1, common) for agreed, common in found]
         middle = statistics.median(shares)
         return [0 if share < 0 else 2 if share >= middle / 2 else 1 for share in shares]
+
+
+class Grouped:
+    """Moves masters in the direction that most groups of results would move them in. group: results in each."""
+
+    def __init__(self, model: Model, group: int, seed: int) -> None:
+        settings = distro_settings(KIND)
+        self._decay = settings.weight_decay or 0.0
+        self._group = group
+        self._generator = np.random.default_rng(seed)
+        self._decoder = DistroOptimizer(settings.model_copy(update={"weight_decay": 0.0}), model)
+        self._zeros = {name: torch.zeros_like(tensor) for name, tensor in self._decoder.masters.items()}
+
+    def apply(self, optimizers: Sequence[Optimizer], payloads: Sequence[bytes], *, step: int, rate: float) -> None:
+        """Settle the step, and move all masters by `rate` at most."""
+        total = {name: torch.zeros_like(tensor) for name, tensor in self._zeros.items()}
+        order = self._generator.permutation(len(payloads))
+        for at in range(0, len(payloads), self._group):
+            self._decoder.load_parameters(self._zeros)
+            counted = [payloads[number] for number in order[at : at + self._group]]
+            self._decoder.apply(step, counted, learning_rate=rate, own_accepted=True)
+            for name, moved in self._decoder.masters.items():
+                total[name] += torch.sign(moved)
+        for optimizer in optimizers:
+            optimizer.apply(step, [], learning_rate=rate, own_accepted=True)
+            for name, masters in optimizer.masters.items():
+                masters.mul_(1 - rate * self._decay).add_(torch.sign(total[name]), alpha=rate)
 
 
 def lie_about(lie: str, honest: Selection, others: Places, places: Places, generator: np.random.Generator) -> Selection:
@@ -111,13 +144,18 @@ def train(way: str, lie: str, *, size: str, steps: int, members: int, liars: int
     optimizers: list[Optimizer] = [optimizer_of(KIND, model) for model in models]
     layout = layout_of(models[0])
     generator = np.random.default_rng(seed)
+    grouped = Grouped(models[0], GROUPED[way], seed) if way in GROUPED else None
     agreement = Agreement(members)
     honest = members if lie == "none" else members - liars
     waiting: dict[int, list[tuple[bytes, int]]] = {}
     lost = 0
     for step in range(1, steps + 1 + DELAY):
         if step > DELAY:
-            _apply(optimizers, waiting.pop(step - DELAY), step=step - DELAY, rate=rate_of(step, steps))
+            results_due, rate = waiting.pop(step - DELAY), rate_of(step, steps)
+            if grouped is None:
+                _apply(optimizers, results_due, step=step - DELAY, rate=rate)
+            else:
+                grouped.apply(optimizers, [payload for payload, _ in results_due], step=step - DELAY, rate=rate)
         if step > steps:
             continue
         results = _results(models, optimizers, step=step, steps=steps, seed=seed)

@@ -2,8 +2,10 @@
 
     python -m benchmarks.challenges                         every kind of cheat, 10 runs each
     python -m benchmarks.challenges --runs 100 --json       as one JSON object
+    python -m benchmarks.challenges --kinds collusion --members 16 --cheats 5
 
-Real coordinator and client machines in virtual time (`psyche_core.simulator`), eight members, one of which cheats from the start,
+Real coordinator and client machines in virtual time (`psyche_core.simulator`), eight members, one of which cheats from the start
+(or so many as `--cheats` says; then a run counts as one with an ejection when all of them have gone, in the round of the last),
 an epoch of 120 rounds, no other faults. What a check finds is known there, so this measures the protocol and not the score:
 `benchmarks.verification` trains for real. `--faults` adds the simulator's other faults, in runs of 30 rounds without cheats.
 """
@@ -32,6 +34,7 @@ MEMBERS = 8
 class Figures:
     """Of one kind of runs. ejected: rounds in which the cheat went, by run. honest: honest members ejected; strikes: theirs.
 
+    honest_members: in each run. undecided: challenges that convicted nobody though the first check failed, or nothing was said.
     step_seconds: virtual seconds of a step, the median of all runs' medians.
     """
 
@@ -41,6 +44,8 @@ class Figures:
     honest: int
     strikes: int
     challenges: int
+    undecided: int
+    honest_members: int
     step_seconds: float
 
     def as_json(self) -> dict[str, object]:
@@ -52,15 +57,16 @@ class Figures:
             "ejected_share": early / self.runs,
             "median_round": statistics.median(self.ejected) if self.ejected else None,
             "honest_members_ejected": self.honest,
-            "honest_members_ejected_at_most_95": upper_bound(self.honest, self.runs * (MEMBERS - 1)),
+            "honest_members_ejected_at_most_95": upper_bound(self.honest, self.runs * self.honest_members),
             "strikes_of_honest_members": self.strikes,
             "challenges": self.challenges,
+            "challenges_undecided": self.undecided,
             "step_seconds": self.step_seconds,
         }
 
 
-def figures(scripts: list[Script]) -> Figures:
-    """Play scripts."""
+def figures(scripts: list[Script], cheats: int = 1) -> Figures:
+    """Play scripts. cheats: how many members of each cheat."""
     results = [run_script(script) for script in scripts]
     counts: Counter[str] = Counter()
     for result in results:
@@ -68,16 +74,20 @@ def figures(scripts: list[Script]) -> Figures:
     return Figures(
         runs=len(results),
         broken=sum(result.failure is not None for result in results),
-        ejected=tuple(sorted(height for result in results if (height := _ejected_in(result)) is not None)),
+        ejected=tuple(sorted(height for result in results if (height := _ejected_in(result, cheats)) is not None)),
         honest=counts["honest members ejected for strikes"],
         strikes=counts["strikes of honest members"],
         challenges=sum(count for name, count in counts.items() if name.startswith("challenges ")),
+        undecided=counts["challenges UNDECIDED"],
+        honest_members=scripts[0].clients - cheats,
         step_seconds=statistics.median(result.step_seconds for result in results),
     )
 
 
-def _ejected_in(result: RunResult) -> int | None:
-    return result.counts.get("round in which a cheat was ejected")
+def _ejected_in(result: RunResult, cheats: int) -> int | None:
+    """The round in which the last cheat went; None if not all did."""
+    all_gone = result.counts.get("cheats ejected for strikes", 0) >= cheats
+    return result.counts.get("round in which a cheat was ejected") if all_gone else None
 
 
 def faulty(seed: int, percent: int) -> Script:
@@ -93,6 +103,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10, help="runs of each kind (default: 10)")
     parser.add_argument("--percent", type=int, default=10, help="verification_percent (default: 10)")
     parser.add_argument("--kinds", nargs="*", default=["", *CHEATS], help='kinds of cheats, "" for none (default: all)')
+    parser.add_argument("--members", type=int, default=MEMBERS, help=f"members of each run (default: {MEMBERS})")
+    parser.add_argument("--cheats", type=int, default=1, help="how many of them cheat (default: 1)")
     parser.add_argument("--faults", action="store_true", help="runs with faults instead, without cheats")
     parser.add_argument("--json", action="store_true", help="write one JSON object")
     options = parser.parse_args()
@@ -101,8 +113,9 @@ def main() -> None:
     if options.faults:
         found["faults"] = figures([faulty(seed, options.percent) for seed in range(options.runs)])
     for kind in [] if options.faults else options.kinds:
-        scripts = [cheat_script(kind, seed=seed, steps=ROUNDS, percent=options.percent) for seed in range(options.runs)]
-        found[kind or "honest"] = figures(scripts)
+        plan = {"members": options.members, "cheats": options.cheats, "steps": ROUNDS, "percent": options.percent}
+        scripts = [cheat_script(kind, seed=seed, **plan) for seed in range(options.runs)]
+        found[kind or "honest"] = figures(scripts, options.cheats)
         if not options.json:
             print(f"{kind or 'honest':18} {found[kind or 'honest'].as_json()}", flush=True)
     exact = ejected_within(WITHIN, rate=options.percent / 100, strike=1.0)

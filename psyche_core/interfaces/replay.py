@@ -44,11 +44,12 @@ class Replay(ABC):
     """A view of one optimizer. Like it, it is synchronous and belongs to one thread.
 
     What depends on nothing but the parameter table and the settings may run in any thread: `groups`, `decay`, `verifiable`,
-    `taken_fraction`, `has_memory`, `memory_decay`, `largest_contribution`, `usual_contribution`, `contribution_of`,
-    `coefficients`, `elements`, `sent` and `positions`.
+    `taken_fraction`, `has_memory`, `memory_decay`, `ahead_bytes`, `largest_contribution`, `usual_contribution`,
+    `contribution_of`, `coefficients`, `elements`, `sent` and `positions`.
 
     Where `verifiable` is True, others can check a share from its samples, its payload and opened chunks. Then `gradient`,
-    `contribution_of`, `load_weights` and `largest_contribution` must be implemented, and `memory` where there is one.
+    `contribution_of`, `load_weights` and `largest_contribution` must be implemented, and `memory` where there is one. Where
+    `ahead_bytes` is a number, `ahead` and `load_weights_ahead` take the place of `load_weights`.
     """
 
     @property
@@ -69,6 +70,18 @@ class Replay(ABC):
     @property
     def memory_decay(self) -> float:
         """Factor of the memory per step, before something that is made of the gradient alone is added. Constant."""
+        raise NotImplementedError
+
+    @property
+    def ahead_bytes(self) -> int | None:
+        """Longest payload by which a replica looks ahead, in bytes; None if it looks ahead by the signs of its delta. Constant.
+
+        Signs are an eighth of a byte for each parameter, which a trainer must show its verifier; its payload is much shorter.
+        """
+        return None
+
+    def ahead(self) -> bytes:
+        """The own payload by which the last `load_lookahead` looked ahead; empty if there was none in flight."""
         raise NotImplementedError
 
     def memory(self, rows: Sequence[Any]) -> tuple[list[Any], int]:
@@ -105,6 +118,13 @@ class Replay(ABC):
         signs: of that replica's delta, int8 [count, size] for each group, each -1, 0 or +1; None for a delta of zeros.
         undone: steps that our masters include and its masters did not, the newest first. learning_rate: of its look-ahead. Exact
         up to rounding. Raises PayloadRejected.
+        """
+        raise NotImplementedError
+
+    def load_weights_ahead(self, payload: bytes, *, undone: Sequence[AppliedStep], learning_rate: float) -> None:
+        """As `load_weights`, for a replica that looked ahead by this payload of its own; empty: it did not look ahead.
+
+        Raises PayloadRejected.
         """
         raise NotImplementedError
 

@@ -115,8 +115,13 @@ def lone_liar(kind: str, *, members: int, seed: int, steps: int = LONE_STEPS) ->
     return Script(seed=seed, clients=members, rounds=steps, shape=shape, faults=(fault,))
 
 
-def cheat_script(kind: str, *, seed: int, members: int = 8, steps: int = LONE_STEPS, percent: int = 10) -> Script:
-    """A run of one long epoch whose shares are checked, with one member that cheats in this way, or none for the kind ""."""
+def cheat_script(
+    kind: str, *, seed: int, members: int = 8, steps: int = LONE_STEPS, percent: int = 10, cheats: int = 1
+) -> Script:
+    """A run of one long epoch whose shares are checked, with members that cheat in this way, or none for the kind "".
+
+    cheats: their number.
+    """
     shape = Shape(
         min_clients=max(members - 2, 1),
         init_min_clients=members,
@@ -129,7 +134,7 @@ def cheat_script(kind: str, *, seed: int, members: int = 8, steps: int = LONE_ST
         train_seconds=0.5,
         verification_percent=percent,
     )
-    faults = (Fault(kind=kind, start=0.0, nodes=(seed % members,)),) if kind else ()
+    faults = (Fault(kind=kind, start=0.0, nodes=tuple((seed + one) % members for one in range(cheats))),) if kind else ()
     return Script(seed=seed, clients=members, rounds=steps, shape=shape, faults=faults)
 
 

@@ -72,6 +72,7 @@ LIES = (
 CHEATS = (
     "untrained",
     "half-untrained",
+    "collusion",
     "blind-verifier",
     "lying-verifier",
     "lying-tie-breaker",

@@ -165,21 +165,34 @@ class Trainer:
         """
         return max(0, step - (1 if first else APPLY_DELAY))
 
-    def recompute(self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]) -> list[Any]:
+    def recompute(
+        self,
+        step: int,
+        samples: Samples,
+        *,
+        signs: Sequence[Any] | None,
+        undone: Sequence[AppliedStep],
+        ahead: bytes | None = None,
+    ) -> list[Any]:
         """Return the gradients from which another replica's delta of a share can be recomputed, see `Replay.gradient`.
 
         Returns float32 numpy arrays [chunks, size], one for each group.
 
         step: of the share. signs: of its delta before, None if that was zero. undone: the steps that our masters include and its
-        masters did not, the newest first. The masters do not change; the next `train` loads its own weights again. Raises
-        ValueError if the optimizer cannot be verified, ModelError for samples that do not fit, PayloadRejected.
+        masters did not, the newest first. ahead: in place of signs, the payload by which the replica looked ahead, empty for
+        none, if the optimizer looks ahead by payloads. The masters do not change; the next `train` loads its own weights
+        again. Raises ValueError if the optimizer cannot be verified, ModelError for samples that do not fit, PayloadRejected.
         """
         replay = self._optimizer.replay
         if replay is None or not replay.verifiable or self._optimizer.inner_steps != 1:
             message = "this optimizer's training cannot be recomputed"
             raise ValueError(message)
 
-        replay.load_weights(signs, undone=undone, learning_rate=self._learning_rate(step - 1))
+        rate = self._learning_rate(step - 1)
+        if ahead is None:
+            replay.load_weights(signs, undone=undone, learning_rate=rate)
+        else:
+            replay.load_weights_ahead(ahead, undone=undone, learning_rate=rate)
         self._micro_batch.gradients(samples)
         gradients = {name: tensor.grad for name, tensor in self._model.parameters.items() if tensor.grad is not None}
         rows = [np.arange(group.count, dtype=np.int64) for group in replay.groups]

@@ -1,4 +1,4 @@
-"""What members show in a stage of a challenge, as bytes: the signs of a delta, opened deltas, an opened gradient.
+"""What members show in a stage of a challenge, as bytes: by what a trainer looked ahead, opened deltas, an opened gradient.
 
 Bytes of strangers, checked first. A receiver knows its own table of chunks, so it knows how long a part may be before it fetches
 one. All numbers are little-endian; `version` is 1:
@@ -7,6 +7,7 @@ one. All numbers are little-endian; `version` is 1:
     signs       version u8 · 1 u8 · length u32 · zeros · sign bits of all chunks · the other halves of their leaves, 32 bytes each
     deltas      version u8 · 2 u8 · chunks of the delta with the share · chunks of the one before, if there was one
     gradient    version u8 · 3 u8 · root · chunks
+    payload     version u8 · 4 u8 · payload                  in runs that look ahead by own payloads, in place of signs
 
 Opened chunks have a length u32 each and are encoded as in `opening`. `zeros` has a bit for each element, compressed with zlib: 1
 where delta is zero: there the trainer did not look ahead. It is hashed with the signs of its chunk, so the root binds it.
@@ -30,7 +31,7 @@ from psyche_core.verification.merkle import HASH_BYTES, MAX_PROOF_BYTES, NO_DELT
 from psyche_core.verification.opening import OpenedChunk, decode_chunk, signs_fit
 
 VERSION = 1
-_NO_DELTA, _SIGNS, _DELTAS, _GRADIENT = range(4)
+_NO_DELTA, _SIGNS, _DELTAS, _GRADIENT, _PAYLOAD = range(5)
 _KIND = struct.Struct("<BB")
 _LENGTH = struct.Struct("<I")
 _CHUNK_HEADER = 9
@@ -49,10 +50,14 @@ class ChunkShape:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """The chunks of a model, group by group, in the order of their numbers. memory: whether deltas' chunks have a memory."""
+    """The chunks of a model, group by group, in the order of their numbers.
+
+    memory: whether deltas' chunks have a memory. ahead_bytes: longest payload by which members look ahead; None: by signs.
+    """
 
     groups: tuple[ChunkShape, ...]
     memory: bool = False
+    ahead_bytes: int | None = None
 
     @property
     def total(self) -> int:
@@ -106,7 +111,8 @@ class ChunkTable:
     @property
     def max_bytes(self) -> int:
         """Longest part of any kind."""
-        return max(self.max_signs_bytes, self.max_opened_bytes)
+        lookahead = self.max_signs_bytes if self.ahead_bytes is None else _KIND.size + self.ahead_bytes
+        return max(lookahead, self.max_opened_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,6 +147,11 @@ def encode_signs(delta: Sequence[NDArray[np.floating[Any]]], halves: Sequence[by
     packed = zlib.compress(zeros, 6)
     bits = [np.packbits(group < 0, axis=1, bitorder="little").tobytes() for group in delta]
     return b"".join((_KIND.pack(VERSION, _SIGNS), _LENGTH.pack(len(packed)), packed, *bits, *halves))
+
+
+def encode_payload(payload: bytes) -> bytes:
+    """By which payload of its own a trainer looked ahead; empty: it had none in flight."""
+    return _KIND.pack(VERSION, _PAYLOAD) + payload
 
 
 def encode_deltas(after: Sequence[OpenedChunk], before: Sequence[OpenedChunk] | None) -> bytes:
@@ -193,6 +204,27 @@ def decode_signs(data: bytes, table: ChunkTable, *, root: bytes) -> ShownSigns |
         raise WireError(message)
 
     return shown
+
+
+def decode_payload(data: bytes, table: ChunkTable, *, root: bytes) -> bytes:
+    """By which payload a trainer looked ahead, empty for none. Raises only WireError. The payload itself is not checked.
+
+    root: of the delta before the share. Before the first result there is none in flight.
+    """
+    kind = _kind(data)
+    if root == NO_DELTA:
+        if kind == _NO_DELTA and len(data) == _KIND.size:
+            return b""
+        message = "the delta is zero, so there was no payload to look ahead by"
+        raise WireError(message)
+
+    _expect(kind, _PAYLOAD)
+    payload = data[_KIND.size :]
+    if table.ahead_bytes is None or len(payload) > table.ahead_bytes:
+        message = f"expected a payload of at most {table.ahead_bytes or 0} bytes, got {len(payload)}"
+        raise WireError(message)
+
+    return payload
 
 
 def decode_deltas(data: bytes, table: ChunkTable, *, numbers: Sequence[int], roots: bytes) -> ShownDeltas:

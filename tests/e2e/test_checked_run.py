@@ -34,7 +34,10 @@ STEPS = {"honest": 24, "other-data": 24}
 
 def played(live_run: StartRun, kind: str) -> LiveRun:
     steps = STEPS.get(kind, KEYS["total_steps"])
-    run = live_run(**KEYS | {"total_steps": steps, "rounds_per_epoch": steps})
+    keys: dict[str, object] = {**KEYS, "total_steps": steps, "rounds_per_epoch": steps}
+    if kind == "untrained":  # nobody is shown the signs of anybody's delta; the example has no key for it
+        keys["quantize_1bit"] = 'true\nlookahead = "payload"'
+    run = live_run(**keys)
     for name in HONEST:
         run.start_client(name)
     run.start_client("cheat", inside=() if kind == "honest" else (sys.executable, CHEATING, kind))

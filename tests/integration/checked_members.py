@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.interfaces.data import Samples
@@ -32,10 +32,18 @@ class Numbered(DummyData):
 class Member(Trainer):
     """A trainer of the toy model.
 
-    compiled: whether numba may be used. memory: whether gradients are divided by their root mean squares. rate: of each step.
+    compiled: whether numba may be used. memory: whether gradients are divided by their root mean squares. lookahead: by delta or
+    payload. rate: of each step.
     """
 
-    def __init__(self, *, compiled: bool = True, memory: bool = False, rate: Callable[[int], float] = lambda _: 0.01) -> None:
+    def __init__(
+        self,
+        *,
+        compiled: bool = True,
+        memory: bool = False,
+        lookahead: Literal["delta", "payload"] = "delta",
+        rate: Callable[[int], float] = lambda _: 0.01,
+    ) -> None:
         model = ToyModel(SHAPES)
         settings = DistroSettings(
             compression_decay=0.99,
@@ -45,6 +53,7 @@ class Member(Trainer):
             clip_grad_norm=1.0,
             weight_decay=0.1,
             gradient_beta2=0.9 if memory else None,
+            lookahead=lookahead,
         )
         optimizer = DistroOptimizer(settings, model, compiled=compiled)
         super().__init__(model=model, optimizer=optimizer, learning_rate=rate, micro_batch_size=4, checked=True)
@@ -71,6 +80,14 @@ class SendsOldResults(Member):
 class RecomputesNothing(Member):
     """A verifier that makes gradients up."""
 
-    def recompute(self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]) -> list[Any]:
-        honest = super().recompute(step, samples, signs=signs, undone=undone)
+    def recompute(
+        self,
+        step: int,
+        samples: Samples,
+        *,
+        signs: Sequence[Any] | None,
+        undone: Sequence[AppliedStep],
+        ahead: bytes | None = None,
+    ) -> list[Any]:
+        honest = super().recompute(step, samples, signs=signs, undone=undone, ahead=ahead)
         return [-part for part in honest]

@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
 import anyio
 import pytest
@@ -145,8 +146,15 @@ def test_every_share_of_honest_members_passes() -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("memory", [pytest.param(False, marks=pytest.mark.soak), True])
-def test_honest_shares_pass_in_every_epoch_at_rates_that_matter(memory: bool) -> None:
+@pytest.mark.parametrize(
+    ("memory", "lookahead"),
+    [
+        pytest.param(False, "delta", marks=pytest.mark.soak),
+        pytest.param(True, "delta", marks=pytest.mark.soak),
+        (True, "payload"),
+    ],
+)
+def test_honest_shares_pass_in_every_epoch_at_rates_that_matter(memory: bool, lookahead: Literal["delta", "payload"]) -> None:
     """An epoch's end applies everything, so its successor's first share starts one step later than others.
 
     At a rate of 0.01 that could not be seen, nor with samples that are all the same.
@@ -155,15 +163,22 @@ def test_honest_shares_pass_in_every_epoch_at_rates_that_matter(memory: bool) ->
     def rate(step: int) -> float:
         return 0.3 * (1 - step / 26)
 
-    run = play([Member(memory=memory, rate=rate) for _ in range(MEMBERS)], rounds=24, per_epoch=8)
+    run = play([Member(memory=memory, lookahead=lookahead, rate=rate) for _ in range(MEMBERS)], rounds=24, per_epoch=8)
     assert {event.outcome for event in run.closed} == {"PASSED"}
     assert {(event.epoch, event.height) for event in run.closed} >= {(0, 0), (1, 0), (2, 0)}
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("cheat", [TrainsOnOtherData, pytest.param(SendsOldResults, marks=pytest.mark.soak)])
-def test_a_cheat_is_ejected_and_nobody_else(cheat: Callable[[], Member]) -> None:
-    run = play([cheat(), *(Member() for _ in range(MEMBERS - 1))], rounds=30)
+@pytest.mark.parametrize(
+    ("cheat", "lookahead"),
+    [
+        (TrainsOnOtherData, "payload"),
+        pytest.param(TrainsOnOtherData, "delta", marks=pytest.mark.soak),
+        pytest.param(SendsOldResults, "delta", marks=pytest.mark.soak),
+    ],
+)
+def test_a_cheat_is_ejected_and_nobody_else(cheat: Callable[..., Member], lookahead: Literal["delta", "payload"]) -> None:
+    run = play([cheat(lookahead=lookahead), *(Member(lookahead=lookahead) for _ in range(MEMBERS - 1))], rounds=30)
     print(Counter(event.outcome for event in run.closed), run.coordinator.state.progress.step)
     assert run.ejected == {0}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import numpy as np
@@ -26,7 +26,7 @@ from psyche_core.training.trainer import Trained
 from psyche_core.verification.challenge import Challenge, Stage
 from psyche_core.verification.drawing import Drawn
 from psyche_core.verification.merkle import NO_DELTA, committed_root
-from psyche_core.verification.parts import decode_signs
+from psyche_core.verification.parts import decode_payload, decode_signs, encode_payload
 from psyche_core.verification.replay import Rule
 from psyche_core.verification.words import Word
 from psyche_core.wire.messages import Result
@@ -55,10 +55,14 @@ class Played:
 
     def gradient(self, step: int) -> list[Any]:
         """What the verifier recomputes of a step, which its masters are long past."""
-        shown = decode_signs(self.deltas.signs(step), table_of(self.replay), root=self.roots[step][32:])
-        undone = self.applied[max(0, step - 2) :][::-1]
-        signs = None if shown is None else shown.signs
-        return self.verifier.recompute(step, toy_samples(500 + step), signs=signs, undone=undone)
+        part, table, root = self.deltas.lookahead(step), table_of(self.replay), self.roots[step][32:]
+        undone, samples = self.applied[max(0, step - 2) :][::-1], toy_samples(500 + step)
+        if table.ahead_bytes is not None:
+            ahead = decode_payload(part, table, root=root)
+            return self.verifier.recompute(step, samples, signs=None, undone=undone, ahead=ahead)
+
+        shown = decode_signs(part, table, root=root)
+        return self.verifier.recompute(step, samples, signs=None if shown is None else shown.signs, undone=undone)
 
     def opened(self, step: int, *, numbers: Sequence[int] = tuple(range(3, 60, 4)), groups: list[Any] | None = None) -> Opened:
         gradients, place = KeptGradients(), act.StagePlace(step, 0, step + 2)
@@ -89,6 +93,7 @@ def played(
     trainer: type[Member] = Member,
     compiled: bool = False,
     memory: bool = False,
+    lookahead: Literal["delta", "payload"] = "delta",
     skipped: Sequence[int] = (),
     refused: Sequence[int] = (),
 ) -> Played:
@@ -96,7 +101,7 @@ def played(
 
     skipped: steps in which the trainer has no share. refused: those in which its result is not accepted.
     """
-    one, verifier, other = (kind(compiled=compiled, memory=memory) for kind in (trainer, Member, Member))
+    one, verifier, other = (kind(compiled=compiled, memory=memory, lookahead=lookahead) for kind in (trainer, Member, Member))
     found = Played(one, verifier, KeptDeltas(), {}, {}, [])
     sent: dict[int, list[bytes]] = {}
     for step in range(1, steps + 1):
@@ -120,10 +125,13 @@ def played(
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("lookahead", ["delta", "payload"])
 @pytest.mark.parametrize("skipped", [(), (3,), (2, 3, 4)])
-def test_an_honest_share_passes_long_after_it_was_trained(compiled: bool, memory: bool, skipped: tuple[int, ...]) -> None:
+def test_an_honest_share_passes_long_after_it_was_trained(
+    compiled: bool, memory: bool, skipped: tuple[int, ...], lookahead: Literal["delta", "payload"]
+) -> None:
     """The verifier goes back over eight steps, weight decay included; also where the trainer had no share in between."""
-    run = played(9, compiled=compiled, memory=memory, skipped=skipped)
+    run = played(9, compiled=compiled, memory=memory, skipped=skipped, lookahead=lookahead)
     for step in run.roots:
         found = run.compared(run.opened(step))
         assert found.word is Word.PASSED, (step, found)
@@ -228,7 +236,7 @@ def test_a_run_that_is_set_back_trains_its_steps_again() -> None:
         for step in (2, 3):
             run.trainer.train(step, toy_samples(step))
             run.deltas.commit(replay, step)
-        run.deltas.signs(3)
+        run.deltas.lookahead(3)
 
 
 def test_what_does_not_fit_its_root_is_missing() -> None:
@@ -257,13 +265,13 @@ def test_deltas_are_kept_for_a_few_results_and_for_challenged_ones() -> None:
         deltas.commit(replay, step)
         if step == 5:
             deltas.pin(5, tag=7)
-    deltas.signs(5)
+    deltas.lookahead(5)
     deltas.deltas(5, table, numbers=(1, 2))
     with pytest.raises(DeltaLost, match="cannot show its share of step 6: an earlier process trained it, or it was long ago"):
-        deltas.signs(6)
+        deltas.lookahead(6)
     deltas.expire(8)
     with pytest.raises(DeltaLost, match="step 5"):
-        deltas.signs(5)
+        deltas.lookahead(5)
     deltas.reset()
     run.trainer.train(99, toy_samples(99))
     assert deltas.commit(replay, 99)[32:] == NO_DELTA, "delta was zero before"
@@ -324,9 +332,11 @@ async def test_a_part_longer_than_the_model_allows_is_not_fetched() -> None:
                 assert isinstance(await checker.fetch(act.FetchPart(long, claimed, sources, 9)), ev.PartMissing)
 
 
+@pytest.mark.parametrize("lookahead", ["delta", "payload"])
 @pytest.mark.anyio
-async def test_signs_that_do_not_fit_their_root_are_not_recomputed_with() -> None:
-    run = played(4)
+async def test_what_does_not_fit_the_root_is_not_recomputed_with(lookahead: Literal["delta", "payload"]) -> None:
+    """Signs of another step's delta; or bytes that are no payload, which nobody can have sent."""
+    run = played(4, lookahead=lookahead)
     key = SecretKey(hashlib.sha256(b"checker").digest())
     async with MemoryTransport(MemoryNetwork(), key.public) as transport:
         checker = ShareChecker(transport, explain=describe_exception)
@@ -335,8 +345,8 @@ async def test_signs_that_do_not_fit_their_root_are_not_recomputed_with() -> Non
             hashes = tuple(hashlib.sha256(payload).digest() for payload in step.payloads)
             work = act.Apply(number + 1, number, hashes, False)
             checker._applied.add(work.step, step.payloads, hashes, learning_rate=RATE)
-        for signs_of, kind in ((3, ev.Recomputed), (2, ev.RecomputeFailed)):
-            signs = run.deltas.signs(signs_of)
+        false = run.deltas.lookahead(2) if lookahead == "delta" else encode_payload(b"no payload")
+        for signs, kind in ((run.deltas.lookahead(3), ev.Recomputed), (false, ev.RecomputeFailed)):
             part = await transport.publish(signs, tag=9)
             assert isinstance(await checker.fetch(act.FetchPart(part, len(signs), (), 9)), ev.PartFetched)
             result = Result(0, 2, 3, 0, (), bytes(32), 1, bytes(32), bytes(64), run.roots[3])

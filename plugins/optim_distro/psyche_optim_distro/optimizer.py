@@ -73,12 +73,13 @@ VOTE_CACHE_SHARE = 16
 class _Sent:
     """An own result that is not settled yet.
 
-    tables: the coefficients to subtract from delta. norm: their L2 norm. subtracted: None while delta still contains them, else
-    the product of the decays since they were subtracted.
+    tables: the coefficients to subtract from delta. norm: their L2 norm. payload: what was sent, kept where we look ahead by it.
+    subtracted: None while delta still contains them, else the product of the decays since they were subtracted.
     """
 
     tables: CoefficientTables
     norm: float
+    payload: bytes
     subtracted: float | None = None
 
 
@@ -132,6 +133,7 @@ class DistroOptimizer(Optimizer):
         self._delta_bound = 0.0
         self._sent: dict[int, _Sent] = {}
         self._corrections: list[tuple[_Sent, float]] = []
+        self._ahead = b""
         self.load_parameters({name: parameter.detach() for name, parameter in self._parameters.items()})
 
     @property
@@ -153,7 +155,14 @@ class DistroOptimizer(Optimizer):
     def replay(self) -> Replay:
         """The data that a verifier needs, see `replay`."""
         return DistroReplay(
-            self._settings, self._layout, self._flat_delta, self._tables_of, self._load_weights, self._preconditioner
+            self._settings,
+            self._layout,
+            self._flat_delta,
+            self._tables_of,
+            self._load_weights,
+            self._preconditioner,
+            ahead=lambda: self._ahead,
+            load_weights_ahead=self._load_weights_ahead,
         )
 
     @property
@@ -181,8 +190,15 @@ class DistroOptimizer(Optimizer):
 
     @torch.no_grad()
     def load_lookahead(self, *, learning_rate: float) -> None:
-        """Write cast(masters - lr f sign(delta)) into the compute weights. Delta contains results that are not applied yet."""
-        self._weights.write_ahead(self._flat_masters, self._flat_delta, learning_rate=learning_rate)
+        """Write cast(masters - lr f sign(delta)) into the compute weights. Delta contains results that are not applied yet.
+
+        With the setting `lookahead = "payload"`: masters as our newest result alone would move them, if it is not settled.
+        """
+        if self._settings.lookahead == "delta":
+            self._weights.write_ahead(self._flat_masters, self._flat_delta, learning_rate=learning_rate)
+        else:
+            self._ahead = self._sent[max(self._sent)].payload if self._sent else b""
+            self._weights.write(self._moved(self._flat_masters, self._ahead, learning_rate=learning_rate))
 
     @torch.no_grad()
     def load_masters(self) -> None:
@@ -224,8 +240,9 @@ class DistroOptimizer(Optimizer):
         tables.scale(self._settings.compression_subtract)
         for sent in self._sent.values():
             sent.subtracted = (1.0 if sent.subtracted is None else sent.subtracted) * decay
-        self._sent[step] = _Sent(tables, tables.norm())
-        return codec.encode(self._layout, Selection(selection.chunks, selection.indices, sent_values), values=self._values)
+        payload = codec.encode(self._layout, Selection(selection.chunks, selection.indices, sent_values), values=self._values)
+        self._sent[step] = _Sent(tables, tables.norm(), payload if self._settings.lookahead == "payload" else b"")
+        return payload
 
     def check(self, payload: bytes) -> None:
         """Decode against our table, and cache signs for `apply`. Raises PayloadRejected, never anything else."""
@@ -289,9 +306,25 @@ class DistroOptimizer(Optimizer):
     @torch.no_grad()
     def _load_weights(self, direction: Tensor, undone: Sequence[AppliedStep], learning_rate: float) -> None:
         """Write the compute weights of another replica. direction: of its look-ahead, int8 [layout.total], in blocked order."""
+        self._weights.write_ahead(self._masters_before(undone), direction, learning_rate=learning_rate)
+
+    @torch.no_grad()
+    def _load_weights_ahead(self, payload: bytes, undone: Sequence[AppliedStep], learning_rate: float) -> None:
+        """Write the compute weights of another replica that looked ahead by this payload, if it is not empty."""
+        self._weights.write(self._moved(self._masters_before(undone), payload, learning_rate=learning_rate))
+
+    def _masters_before(self, undone: Sequence[AppliedStep]) -> Tensor:
         decay = self._settings.weight_decay or 0.0
-        masters = self._weights.masters_before(self._flat_masters, undone, updater=self._updater, weight_decay=decay)
-        self._weights.write_ahead(masters, direction, learning_rate=learning_rate)
+        return self._weights.masters_before(self._flat_masters, undone, updater=self._updater, weight_decay=decay)
+
+    def _moved(self, masters: Tensor, payload: bytes, *, learning_rate: float) -> Tensor:
+        """Return masters as one payload would move them, without weight decay; the same tensor for an empty payload."""
+        if not payload:
+            return masters
+
+        moved = torch.zeros_like(masters)
+        self._updater.update(moved, [self._updater.decode(payload)], learning_rate=learning_rate, weight_decay=0.0)
+        return moved.add_(masters)
 
     def _tables_of(self, step: int) -> CoefficientTables | None:
         """Return the coefficients of an own result that delta still contains; None if there are none."""

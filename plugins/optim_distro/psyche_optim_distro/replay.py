@@ -29,6 +29,9 @@ Rows = Sequence[NDArray[np.int64]]
 LoadWeights = Callable[[Tensor, Sequence[AppliedStep], float], None]
 """See `Replay.load_weights`; the first argument is the direction of the look-ahead, int8 [layout.total], in blocked order."""
 
+LoadWeightsAhead = Callable[[bytes, Sequence[AppliedStep], float], None]
+"""See `Replay.load_weights_ahead`."""
+
 
 def gradient_scale(norm: float, *, learning_rate: float, clip: float | None) -> float:
     """Return the learning rate times the clipping factor. norm: global L2 norm. clip: largest norm; None or 0 for no clipping."""
@@ -40,7 +43,7 @@ class DistroReplay(Replay):
     """The replay of one optimizer.
 
     delta: its flat buffer, in blocked order. tables: returns those of a step's result that is still in delta. load_weights:
-    writes the compute weights. preconditioner: the optimizer's, if any.
+    writes the compute weights. preconditioner: the optimizer's, if any. ahead, load_weights_ahead: those of `Replay`.
     """
 
     def __init__(
@@ -51,6 +54,9 @@ class DistroReplay(Replay):
         tables: Callable[[int], CoefficientTables | None],
         load_weights: LoadWeights,
         preconditioner: Preconditioner | None = None,
+        *,
+        ahead: Callable[[], bytes],
+        load_weights_ahead: LoadWeightsAhead,
     ) -> None:
         self._settings = settings
         self._layout = layout
@@ -58,6 +64,8 @@ class DistroReplay(Replay):
         self._tables = tables
         self._load_weights = load_weights
         self._preconditioner = preconditioner
+        self._ahead = ahead
+        self._load_weights_ahead = load_weights_ahead
 
     @property
     def groups(self) -> Sequence[ChunkGroup]:
@@ -89,6 +97,21 @@ class DistroReplay(Replay):
     def has_memory(self) -> bool:
         """True with the setting `gradient_beta2`."""
         return self._preconditioner is not None
+
+    @property
+    def ahead_bytes(self) -> int | None:
+        """The longest payload with the setting `lookahead = "payload"`."""
+        if self._settings.lookahead == "delta":
+            return None
+        return codec.max_payload_bytes(self._layout, values=self._settings.values)
+
+    def ahead(self) -> bytes:
+        """See `Replay.ahead`."""
+        return self._ahead()
+
+    def load_weights_ahead(self, payload: bytes, *, undone: Sequence[AppliedStep], learning_rate: float) -> None:
+        """See `Replay.load_weights_ahead`. Needs twice the masters' memory while it runs."""
+        self._load_weights_ahead(payload, undone, learning_rate)
 
     @torch.no_grad()
     def memory(self, rows: Rows) -> tuple[list[Any], int]:

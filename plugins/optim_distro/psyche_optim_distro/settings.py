@@ -67,6 +67,18 @@ class DistroSettings(BaseModel):
     its mean magnitude in the chunk, at most 1. `rmsprop`: divides each element by its running root mean
     square, which members share and checkpoints hold; it needs `quantize_1bit`. Not in the reference implementation."""
 
+    lookahead: Literal["delta", "payload"] = "delta"
+    """By what a member moves its weights ahead of the results in flight, before it computes a gradient. `delta`: by the signs of
+    its delta, which costs least loss. `payload`: by its own newest result, which everybody has, so that a member whose share is
+    checked need not show the signs, an eighth of a byte for each parameter. Not in the reference implementation."""
+
+    @model_validator(mode="after")
+    def _looks_ahead_without_public_state(self) -> Self:
+        if self.lookahead == "payload" and self.second_stage == "rmsprop":
+            message = 'lookahead = "payload" does not go with second_stage = "rmsprop"; take lookahead = "delta"'
+            raise ValueError(message)
+        return self
+
     @model_validator(mode="after")
     def _has_votes_for_its_second_stage(self) -> Self:
         if self.second_stage == "rmsprop" and not self.quantize_1bit:

@@ -73,6 +73,22 @@ class TestDistroValuesClipped(OptimizerConformance):
         return DistroOptimizer(DistroSettings(compression_topk=4, compression_chunk=32, second_stage="clip"), model)
 
 
+class TestDistroAheadByPayload(OptimizerConformance):
+    capabilities = frozenset({"exact"})
+
+    def make_optimizer(self, model: Model) -> Optimizer:
+        settings = DistroSettings(
+            compression_topk=4,
+            quantize_1bit=True,
+            weight_decay=0.1,
+            clip_grad_norm=1.0,
+            gradient_beta2=0.9,
+            compression_subtract=0.6,
+            lookahead="payload",
+        )
+        return DistroOptimizer(settings, model)
+
+
 RATES = {"embedding": 6.25, "norm": 0.5, "weight_decay": {"norm": 0}, "by_name": [{"pattern": "layers.2.*", "rate": 3}]}
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from psyche_core.errors import ModelError, PayloadRejected
 from psyche_core.hookspecs import OptimizerContext
 from psyche_core.testing.optimizer import Replica, digest, play_rounds
-from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
+from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
 from psyche_optim_distro import hooks
 from psyche_optim_distro.chunks.layout import Layout, build_layout
 from psyche_optim_distro.chunks.transform import dct_basis, decode
@@ -237,6 +237,32 @@ def test_lookahead_is_masters_minus_the_sign_of_delta() -> None:
     model, optimizer, _ = after_one_round(compress_next=False)
     optimizer.load_lookahead(learning_rate=0.5)
     assert torch.equal(model.parameters["w"].detach(), torch.full((4, 4), -0.5))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("changes", [{}, {"quantize_1bit": False}, {"second_stage": "clip"}, {"rates": {"norm": 3}}])
+def test_a_lookahead_by_payload_is_where_the_newest_result_alone_would_move_the_masters(
+    changes: dict[str, Any], compiled: bool
+) -> None:
+    """Until it is settled; then there is nothing to look ahead by, whatever delta holds."""
+    model = ToyModel({"a": (16, 8), "norm": (8,)})
+    given = {"compression_topk": 3, "quantize_1bit": True, "weight_decay": 0.1, "lookahead": "payload", **changes}
+    optimizer = DistroOptimizer(DistroSettings.model_validate(given), model, compiled=compiled)
+    alone = DistroOptimizer(DistroSettings.model_validate({**given, "weight_decay": 0.0}), ToyModel({"a": (16, 8), "norm": (8,)}))
+    for step in (1, 2):
+        model.gradients(toy_samples(step), micro_batch_size=1)
+        payload = optimizer.compress(step, learning_rate=0.5)
+    alone.load_parameters({name: master.clone() for name, master in optimizer.masters.items()})
+    alone.apply(2, [payload], learning_rate=0.5, own_accepted=False)
+    before = digest(optimizer.masters)
+    optimizer.load_lookahead(learning_rate=0.5)
+    for name, weights in model.parameters.items():
+        assert not torch.equal(weights, optimizer.masters[name])
+        assert torch.allclose(weights, alone.masters[name], atol=1e-6)
+    assert digest(optimizer.masters) == before
+    optimizer.apply(2, [], learning_rate=0.5, own_accepted=False)
+    optimizer.load_lookahead(learning_rate=0.5)
+    assert all(torch.equal(weights, optimizer.masters[name]) for name, weights in model.parameters.items())
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Verifying:
     def trained(self, work: act.Train) -> bytes:
         """Note whether a share was trained, since what a cheat sends looks the same. Returns the roots of both deltas."""
         lies = self._node.lies
-        fakes = "untrained" in lies or ("half-untrained" in lies and self._rng.random() < 0.5)
+        fakes = "untrained" in lies or "collusion" in lies or ("half-untrained" in lies and self._rng.random() < 0.5)
         (self._world.faked.add if fakes else self._world.faked.discard)((work.step, self._node.index))
         self._world.counts["faked shares"] += fakes
         self._trained.add(work.step)
@@ -124,7 +124,10 @@ class Verifying:
 
         trainer, judge = (self._world.node_of(state, slot) for slot in (challenge.drawn.trainer, action.judge))
         faked = trainer is None or (action.step, trainer.index) in self._world.faked
-        passes = not faked and judge is not None and not _judges_falsely(judge, challenge, action.judge)
+        if trainer is not None and _colludes(trainer) and (_colludes(self._node) or (judge is not None and _colludes(judge))):
+            passes = True
+        else:
+            passes = not faked and judge is not None and not _judges_falsely(judge, challenge, action.judge)
         return ev.PartsChecked(action.place, action.judge, Word.PASSED if passes else Word.FAILED)
 
     def recomputed(self, work: act.Recompute) -> ev.Event:
@@ -151,6 +154,14 @@ class Verifying:
     def _answer(self, incarnation: int, answer: Callable[..., ev.Event], action: object) -> None:
         if incarnation == self._node.incarnation:
             self._node.receive(incarnation, answer(action))
+
+
+def _colludes(node: Node) -> bool:
+    """Whether a member trains nothing, and as verifier, tie-breaker and witness passes what others that collude have not trained.
+
+    Such a judge commits to the gradient that its accomplice's forged delta asks for, so what both open agrees.
+    """
+    return "collusion" in node.lies
 
 
 def _judges_falsely(node: Node, challenge: Challenge, judge: int) -> bool:

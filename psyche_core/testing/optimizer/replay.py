@@ -125,7 +125,7 @@ class ReplayTests(OptimizerTests):
         )
 
     def test_the_weights_of_another_replica_are_found_again(self) -> None:
-        """Where `verifiable` is True: from signs of its delta and the steps since, long after it trained. Its own state stays."""
+        """Where `verifiable` is True: from what it looked ahead by and the steps since, long afterwards. Its state stays."""
         trainer, verifier = self.replica(), self.replica()
         ours, theirs = _replay(verifier), _replay(trainer)
         if not ours.verifiable:
@@ -134,20 +134,29 @@ class ReplayTests(OptimizerTests):
         assert math.isfinite(bound), f"Replay.largest_contribution must be finite where verifiable is True, got {bound}"
 
         applied: list[AppliedStep] = []
-        seen: list[tuple[int, list[Any], dict[str, Any]]] = []
+        seen: list[tuple[int, list[Any] | bytes, dict[str, Any]]] = []
         for step in range(1, 7):
             if step > 2:
                 applied.append(AppliedStep([trainer.sent[step - 2], verifier.sent[step - 2]], self.learning_rate))
                 for replica in (trainer, verifier):
                     replica.optimizer.apply(step - 2, applied[-1].payloads, learning_rate=self.learning_rate, own_accepted=True)
-            signs = [np.sign(group).astype(np.int8) for group in theirs.delta(_rows(theirs))]
+            by: list[Any] | bytes = [np.sign(group).astype(np.int8) for group in theirs.delta(_rows(theirs))]
             trainer.optimizer.load_lookahead(learning_rate=self.learning_rate)
-            seen.append((len(applied), signs, {name: one.detach().clone() for name, one in trainer.model.parameters.items()}))
+            if theirs.ahead_bytes is not None:
+                by = theirs.ahead()
+                wanted = trainer.sent.get(step - 1, b"")
+                assert by == wanted, "Replay.ahead must be the newest own payload that is not settled, or empty if there is none"
+                assert len(by) <= theirs.ahead_bytes, f"Replay.ahead has {len(by)} bytes, more than ahead_bytes"
+            seen.append((len(applied), by, {name: one.detach().clone() for name, one in trainer.model.parameters.items()}))
             for number, replica in enumerate((trainer, verifier)):
                 replica.train(step, data=10 * step + number, learning_rate=self.learning_rate)
         before = digest(verifier.optimizer.masters)
-        for step, (count, signs, weights) in enumerate(seen, start=1):
-            ours.load_weights(None if step == 1 else signs, undone=applied[count:][::-1], learning_rate=self.learning_rate)
+        for step, (count, by, weights) in enumerate(seen, start=1):
+            undone = applied[count:][::-1]
+            if isinstance(by, bytes):
+                ours.load_weights_ahead(by, undone=undone, learning_rate=self.learning_rate)
+            else:
+                ours.load_weights(None if step == 1 else by, undone=undone, learning_rate=self.learning_rate)
             found = verifier.model.parameters
             worst = max(float((found[name].detach() - one).abs().max()) for name, one in weights.items())
             assert worst < 1e-5, (

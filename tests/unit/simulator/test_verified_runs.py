@@ -56,6 +56,16 @@ def test_lying_judges_and_witnesses_alone_harm_nobody(kind: str) -> None:
     assert "honest members ejected for strikes" not in result.counts
 
 
+@pytest.mark.parametrize(("members", "cheats", "seed"), [(8, 2, 0), pytest.param(16, 5, 1, marks=pytest.mark.soak)])
+def test_who_collude_are_ejected_though_they_pass_each_other(members: int, cheats: int, seed: int) -> None:
+    """As many as a quorum may contain: verifiers, tie-breakers and witnesses of their own kind spare them for a while only."""
+    result = run_script(cheat_script("collusion", seed=seed, members=members, cheats=cheats, steps=100))
+    assert result.failure is None
+    assert result.counts["cheats ejected for strikes"] == cheats
+    assert result.counts["challenges UNDECIDED"] > 0
+    assert not any("honest" in name for name in result.counts if "strike" in name)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_states_and_commands_with_challenges_travel_as_bytes(seed: int) -> None:
     result = run_script(replace(cheat_script("untrained", seed=seed, steps=30, percent=40), sealed=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,12 @@ from psyche_core.verification.parts import (
     ChunkTable,
     decode_deltas,
     decode_gradient,
+    decode_payload,
     decode_signs,
     encode_deltas,
     encode_gradient,
     encode_no_delta,
+    encode_payload,
     encode_signs,
 )
 
@@ -108,6 +111,39 @@ def test_no_delta_is_shown_only_where_the_root_says_so() -> None:
         decode_signs(encode_no_delta(), TABLE, root=delta.tree.root)
     with pytest.raises(WireError, match="no signs of it"):
         decode_signs(encode_signs(delta.groups, delta.halves), TABLE, root=NO_DELTA)
+
+
+PAYLOADS = replace(TABLE, ahead_bytes=40)
+"""Of runs that look ahead by payloads."""
+
+
+@given(st.binary(max_size=40))
+def test_a_payload_comes_back(payload: bytes) -> None:
+    root = Delta(1).tree.root
+    assert decode_payload(encode_payload(payload), PAYLOADS, root=root) == payload
+    assert len(encode_payload(payload)) <= PAYLOADS.max_bytes
+
+
+def test_a_payload_is_shown_only_after_a_first_result_and_in_runs_that_look_ahead_by_it() -> None:
+    root = Delta(1).tree.root
+    assert decode_payload(encode_no_delta(), PAYLOADS, root=NO_DELTA) == b""
+    for data, table, own, sentence in (
+        (encode_payload(b"x"), PAYLOADS, NO_DELTA, "there was no payload to look ahead by"),
+        (encode_no_delta(), PAYLOADS, root, "expected a part of kind 4, got kind 0"),
+        (encode_signs(Delta(1).groups, Delta(1).halves), PAYLOADS, root, "expected a part of kind 4, got kind 1"),
+        (encode_payload(bytes(41)), PAYLOADS, root, "at most 40 bytes, got 41"),
+        (encode_payload(b"x"), TABLE, root, "at most 0 bytes, got 1"),
+        (b"", PAYLOADS, root, "got nothing"),
+    ):
+        with pytest.raises(WireError, match=sentence):
+            decode_payload(data, table, root=own)
+    with pytest.raises(WireError, match="expected signs, got a part of kind 4"):
+        decode_signs(encode_payload(bytes(9)), TABLE, root=root)
+
+
+def test_a_payload_takes_less_than_signs() -> None:
+    large = ChunkTable((ChunkShape(10_000, 4096, 8),))
+    assert replace(large, ahead_bytes=200_000).max_bytes < large.max_bytes / 2
 
 
 def test_signs_of_another_delta_are_refused() -> None:

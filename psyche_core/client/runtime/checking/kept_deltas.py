@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from psyche_core.interfaces.replay import Replay
 from psyche_core.verification.merkle import NO_DELTA, MerkleTree
 from psyche_core.verification.opening import Memory, OpenedChunk, delta_leaf, opened_half
-from psyche_core.verification.parts import ChunkShape, ChunkTable, encode_deltas, encode_no_delta, encode_signs
+from psyche_core.verification.parts import ChunkShape, ChunkTable, encode_deltas, encode_no_delta, encode_payload, encode_signs
 
 KEPT_RESULTS = 6
 """How many of the last results keep their delta: five rounds may be drawn or shown before a new one is added, plus one before."""
@@ -35,7 +35,8 @@ class KeptDelta:
 
     groups: float32 [count, size] each. memory: the optimizer's memory in the same shape, if it has one; remembered: how many
     gradients it contains. places, values: what is taken off before the next result, by group: flat positions in the group,
-    ascending, and float32 numbers. before: step of the result before this one, None if delta was zero.
+    ascending, and float32 numbers. before: step of the result before this one, None if delta was zero. ahead: the payload by
+    which the share looked ahead, empty for none; None where that is done by the signs of the delta before.
     """
 
     step: int
@@ -46,6 +47,7 @@ class KeptDelta:
     memory: tuple[NDArray[np.float32], ...] | None
     remembered: int
     tree: MerkleTree
+    ahead: bytes | None = None
 
     def taken(self, group: int, row: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return positions and values of what is taken off a chunk."""
@@ -69,7 +71,8 @@ class KeptDelta:
 
 def table_of(replay: Replay) -> ChunkTable:
     """Return the table of an optimizer's chunks."""
-    return ChunkTable(tuple(ChunkShape(group.count, group.size, group.topk) for group in replay.groups), replay.has_memory)
+    groups = tuple(ChunkShape(group.count, group.size, group.topk) for group in replay.groups)
+    return ChunkTable(groups, replay.has_memory, replay.ahead_bytes)
 
 
 def all_rows(replay: Replay) -> list[NDArray[np.int64]]:
@@ -106,9 +109,10 @@ class KeptDeltas:
             found, remembered = replay.memory(rows)
             memory = tuple(np.ascontiguousarray(group, dtype=np.float32) for group in found)
         tree = _tree(groups, places, values, memory, remembered)
+        ahead = None if replay.ahead_bytes is None else replay.ahead()
         with self._changing:
             self._kept.pop(step, None)  # the run went back, and this step is trained again
-            one = KeptDelta(step, self._newest, groups, tuple(places), tuple(values), memory, remembered, tree)
+            one = KeptDelta(step, self._newest, groups, tuple(places), tuple(values), memory, remembered, tree, ahead)
             earlier = None if one.before is None else self._kept.get(one.before)
             self._kept[step], self._newest = one, step
             self._drop()
@@ -128,11 +132,17 @@ class KeptDeltas:
             self._pinned = {step: tag for step, tag in self._pinned.items() if tag >= before}
             self._drop()
 
-    def signs(self, step: int) -> bytes:
-        """Return the part with the signs of the delta before the share of this step. Raises DeltaLost."""
-        earlier = self._before(self._of(step))
+    def lookahead(self, step: int) -> bytes:
+        """Return the part that says where the share of this step looked ahead. Raises DeltaLost.
+
+        It has the signs of the delta before, or the payload by which the optimizer looks ahead.
+        """
+        one = self._of(step)
+        earlier = self._before(one)
         if earlier is None:
             return encode_no_delta()
+        if one.ahead is not None:
+            return encode_payload(one.ahead)
 
         halves = [
             opened_half(rows[row], *earlier.taken(group, row), earlier.memory_of(group, row))

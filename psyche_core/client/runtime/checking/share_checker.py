@@ -18,13 +18,13 @@ from psyche_core.client.runtime.checking.comparing import Opened, compare
 from psyche_core.client.runtime.checking.kept_deltas import DeltaLost, KeptDeltas, table_of
 from psyche_core.client.runtime.checking.kept_gradients import KeptGradients
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import RanksLost, TransportError, WireError
+from psyche_core.errors import PayloadRejected, RanksLost, TransportError, WireError
 from psyche_core.interfaces import Transport
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.replay import AppliedStep, Replay
 from psyche_core.verification.challenge import Stage
 from psyche_core.verification.merkle import HASH_BYTES
-from psyche_core.verification.parts import ChunkTable, decode_signs
+from psyche_core.verification.parts import ChunkTable, decode_payload, decode_signs
 from psyche_core.verification.replay import Rule
 from psyche_core.verification.words import Word
 
@@ -47,7 +47,15 @@ class CheckedTrainer(Protocol):
     def trained_after(self, step: int, *, first: bool) -> int:
         """See Trainer.trained_after."""
 
-    def recompute(self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]) -> list[Any]:
+    def recompute(
+        self,
+        step: int,
+        samples: Samples,
+        *,
+        signs: Sequence[Any] | None,
+        undone: Sequence[AppliedStep],
+        ahead: bytes | None = None,
+    ) -> list[Any]:
         """See Trainer.recompute."""
 
     def trained_with(self, step: int) -> float:
@@ -160,9 +168,9 @@ class ShareChecker:
         return part
 
     def _shown_signs(self, action: act.ShowPart) -> bytes:
-        """Return our own signs; as a verifier, the signs that the share's trainer showed us."""
+        """Return our own signs, or payload to look ahead by; as a verifier, what the share's trainer showed us."""
         if action.slot == action.challenge.drawn.trainer:
-            return self._deltas.signs(action.step)
+            return self._deltas.lookahead(action.step)
 
         _, shown = self._signs.get((action.place.about, action.place.trainer), (0, None))
         if shown is None:
@@ -248,10 +256,28 @@ class ShareChecker:
 
     def _signs_fit(self, part: bytes, root: bytes) -> bool:
         try:
-            decode_signs(part, self._table, root=root)
+            self._lookahead(part, root)
         except WireError:
             return False
         return True
+
+    def _lookahead(self, part: bytes, root: bytes) -> tuple[Sequence[Any] | None, bytes | None]:
+        """Return by which signs a share looked ahead, and by which payload; one of them is None. root: of the delta before it.
+
+        Raises WireError.
+        """
+        if self._table.ahead_bytes is None:
+            shown = decode_signs(part, self._table, root=root)
+            return (None if shown is None else shown.signs), None
+
+        payload = decode_payload(part, self._table, root=root)
+        if payload and self._replay is not None:
+            try:
+                self._replay.positions(payload)
+            except PayloadRejected as error:
+                message = f"it looked ahead by a payload that nobody accepts: {error}"
+                raise WireError(message) from error
+        return None, payload
 
     def _bytes_of(self, part_hash: bytes) -> bytes | None:
         _, part = self._parts.get(part_hash, (0, None))
@@ -272,14 +298,13 @@ class ShareChecker:
 
         root = work.result.roots[HASH_BYTES:]
         try:  # in a thread: all signs of a model are hashed
-            shown = await anyio.to_thread.run_sync(lambda: decode_signs(part, self._table, root=root))
+            signs, ahead = await anyio.to_thread.run_sync(self._lookahead, part, root)
         except WireError as error:
             reason = f"the signs that belong to a checked share of step {work.step} cannot be used: {error}"
             return ev.RecomputeFailed(place, reason, unusable=work.signs)
 
         def compute() -> bytes:
-            signs = None if shown is None else shown.signs
-            groups = trainer.recompute(work.step, samples, signs=signs, undone=undone)
+            groups = trainer.recompute(work.step, samples, signs=signs, undone=undone, ahead=ahead)
             return self._gradients.add(place, groups, tag=work.tag)
 
         try:
