@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from functools import partial
 
@@ -15,6 +16,11 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 AFTER_SECONDS = 8.0
 """How long a change is watched after everything is well again, so that gaps that end are noted."""
+
+
+needs_conntrack = pytest.mark.skipif(
+    shutil.which("conntrack") is None, reason="routers forget connections by conntrack (Debian: apt install conntrack)"
+)
 
 
 def met(lab: Lab, meeting: Meeting, one: str, other: str, path: str) -> tuple[Voice, Voice]:
@@ -72,6 +78,7 @@ def test_a_relay_that_is_away(lab: Lab, meeting: Meeting, path: str, seconds: fl
     relay_away(lab, meeting, path, seconds)
 
 
+@needs_conntrack
 def test_a_router_forgets_its_mappings(lab: Lab, meeting: Meeting) -> None:
     pair = met(lab, meeting, "port", "port", "direct")
     moment = time.time()
@@ -99,6 +106,7 @@ def test_udp_is_cut_for_a_minute(lab: Lab, meeting: Meeting) -> None:
     print(json.dumps({"direct_again_after_s": round(time.time() - mended, 1)}))
 
 
+@needs_conntrack
 def test_the_address_outside_changes(lab: Lab, meeting: Meeting) -> None:
     pair = met(lab, meeting, "port", "port", "direct")
     moment = time.time()
