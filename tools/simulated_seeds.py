@@ -49,12 +49,18 @@ _SENTENCES = (
     "the sentences with which a client ends say what helps, and a stored model may be in a bucket where the Hub's was and vice "
     "versa, which no simulated member does; fingerprints of 100 runs are equal"
 )
+_ONE_CHEAT_MORE = "there is one cheat more, which no seed draws; fingerprints of 100 runs are equal"
 EARLIER_ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "83c93cdbbf9759a6": {"190cb9b3e6d3d9c9": _LATER_STRAGGLERS},
         "efdb93bb55496eee": {
             "83c93cdbbf9759a6": _SENTENCES,
             "190cb9b3e6d3d9c9": f"{_LATER_STRAGGLERS}; then as the one after it",
+        },
+        "18508d6b10f2a509": {
+            "efdb93bb55496eee": _ONE_CHEAT_MORE,
+            "83c93cdbbf9759a6": f"{_SENTENCES}; {_ONE_CHEAT_MORE}",
+            "190cb9b3e6d3d9c9": f"{_LATER_STRAGGLERS}; then as the ones after it",
         },
     }
 )
