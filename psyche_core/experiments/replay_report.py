@@ -73,8 +73,8 @@ class Proposal:
 
     threshold: None if no number lies between honest work and full cheats. honest_max, cheat_min: of the shares with which it was
     chosen. false_positives: fraction of honest draws above it, of the other shares. false_positive_bound: 95 % upper bound of the
-    probability that a share has such a draw. false_negatives: by kind, fraction of draws that pass. after_tie_break: the same for
-    the rule that also uses the tie-breaker's own difference. ejected: by kind, probability within 100 rounds at 10 %.
+    probability that a share has such a draw. false_negatives: by kind, fraction of draws that pass. ejected: by kind, probability
+    within 100 rounds at 10 %.
     honest_ejected: of an honest member within 500 rounds, if nobody broke ties.
     """
 
@@ -84,7 +84,6 @@ class Proposal:
     false_positives: float
     false_positive_bound: float
     false_negatives: Mapping[str, float]
-    after_tie_break: Mapping[str, float]
     ejected: Mapping[str, float]
     honest_ejected: float
 
@@ -130,14 +129,6 @@ def proposal(shares: Sequence[MeasuredShare], rule: Rule) -> Proposal:
     wrong = sum(any((found > used).any() for found in share.honest.values()) for share in testing)
     kinds = [kind for kind in LAZY if any(kind in share.lazy for share in testing)]
     passed = {kind: _share(share.lazy[kind] <= used for share in testing if kind in share.lazy) for kind in kinds}
-    tie = {
-        kind: _share(
-            share.lazy[kind] <= np.maximum(used, rule.arithmetic_factor * share.own_difference)
-            for share in testing
-            if kind in share.lazy
-        )
-        for kind in kinds
-    }
     return Proposal(
         threshold,
         honest_max,
@@ -145,8 +136,7 @@ def proposal(shares: Sequence[MeasuredShare], rule: Rule) -> Proposal:
         above,
         upper_bound(wrong, len(testing)),
         passed,
-        tie,
-        {kind: ejected_within(ROUNDS, rate=RATE, strike=1 - max(passed[kind], tie[kind])) for kind in kinds},
+        {kind: ejected_within(ROUNDS, rate=RATE, strike=1 - passed[kind]) for kind in kinds},
         ejected_within(HONEST_ROUNDS, rate=RATE, strike=above) if testing else math.nan,
     )
 
@@ -170,7 +160,7 @@ def as_table(shares: Sequence[MeasuredShare], rule: Rule) -> dict[str, Any]:
     overlaps = [share.overlap for share in shares if share.overlap is not None]
     return {
         "shares": len(shares),
-        "draws_per_share": len(shares[0].own_difference) if shares else 0,
+        "draws_per_share": len(next(iter(shares[0].honest.values()))) if shares else 0,
         "honest": [row.as_table() for row in honest_rows(shares)],
         "lazy": [row.as_table() for row in lazy_rows(shares)],
         "threshold": {
@@ -180,7 +170,6 @@ def as_table(shares: Sequence[MeasuredShare], rule: Rule) -> dict[str, Any]:
             "false_positives": found.false_positives,
             "false_positive_bound": found.false_positive_bound,
             "false_negatives": dict(found.false_negatives),
-            "false_negatives_after_tie_break": dict(found.after_tie_break),
             f"ejected_within_{ROUNDS}_rounds_at_{RATE:.0%}": dict(found.ejected),
             f"honest_ejected_within_{HONEST_ROUNDS}_rounds_at_{RATE:.0%}": found.honest_ejected,
         },
@@ -250,10 +239,10 @@ def _threshold_lines(shares: Sequence[MeasuredShare], rule: Rule) -> Iterable[st
         f"at most {found.false_positive_bound:.1%} have one that does (95 % bound). An honest member would be ejected within "
         f"{HONEST_ROUNDS} rounds with probability {found.honest_ejected:.1e} if nobody broke ties."
     )
-    yield f"{'':28} passes a challenge, and after a tie-break; ejected within {ROUNDS} rounds at {RATE:.0%}"
+    yield f"{'':28} passes a challenge; ejected within {ROUNDS} rounds at {RATE:.0%}"
     for kind in found.false_negatives:
-        passes, tie, gone = found.false_negatives[kind], found.after_tie_break[kind], found.ejected[kind]
-        yield f"  {kind:26} {passes:18.2%} {tie:22.2%} {gone:29.2%}"
+        passes, gone = found.false_negatives[kind], found.ejected[kind]
+        yield f"  {kind:26} {passes:18.2%} {gone:29.2%}"
     median = median_proposal(shares, rule)
     if median is not None and median.threshold is not None:
         yield (

@@ -80,8 +80,8 @@ class MeasuredShare:
     """The scores of one share.
 
     phase: `start` or `peak`. honest: T of each draw, float64 [draws], by pair of titles of trainer's and verifier's arithmetic.
-    lazy: the same by kind. own_difference: d0 of each draw. agreement: Jaccard index of the own payload and the delta in all
-    scored chunks. overlap: D of the own payload; None in the first rounds. wrong_signs: see `PayloadAgreement`.
+    lazy: the same by kind. agreement: Jaccard index of the own payload and the delta in all scored chunks. overlap: D of the own
+    payload; None in the first rounds. wrong_signs: see `PayloadAgreement`.
     """
 
     seed: int
@@ -90,7 +90,6 @@ class MeasuredShare:
     phase: str
     honest: Mapping[tuple[str, str], Scores]
     lazy: Mapping[str, Scores]
-    own_difference: Scores
     agreement: float
     wrong_signs: int
     overlap: float | None
@@ -207,8 +206,6 @@ class ReplayedTraining:
         usual = (self._first.micro_batch, self._first.threads)
         same_batch = [one for one in pending.verifiers if (one.micro_batch, one.threads) == usual]
         references = [pending.verifiers[one] for one in same_batch]
-        others = [pending.verifiers[one] for one in same_batch if one.dtype != self._first.dtype]
-        own_difference = [scores(pending.verifiers[self._first], other, before, floor=floor) for other in others]
         lazy = {
             kind: min((least_scores(claim, one, before, floor=floor) for one in references), key=_mean)
             for kind, claim in pending.gradients.items()
@@ -224,7 +221,6 @@ class ReplayedTraining:
             pending.phase,
             honest,
             {kind: drawn(lazy[kind]) for kind in LAZY if kind in lazy},
-            np.max([drawn(found) for found in own_difference], axis=0) if own_difference else np.zeros(self._plan.draws),
             agreement,
             wrong,
             overlap,

@@ -17,8 +17,7 @@ counts (`most`).
 
 The payload must follow from the opened delta as well: its positions in a chunk are those of the largest coefficients of D_h.
 Rules: T > threshold fails; so does a Jaccard index below 0.9 of positions, or a common position with another sign. A member is
-guilty only after a tie-break, with T > max(threshold, 8 d0), where d0 is the same score between the tie-breaker's own two
-kinds of arithmetic, and a median above `median_threshold` over a member's last five challenges is a strike of its own.
+guilty only after a tie-break, and a median above `median_threshold` over a member's last five challenges is a strike of its own.
 
 Everything is float64, with the shapes [chunks, size]; chunks of other sizes are scored apart and `mean_score` joins them. Numbers
 that are not finite never pass.
@@ -46,25 +45,20 @@ WORST = 2.0
 class Rule:
     """The thresholds of a run. Owners measure theirs with `psyche bench verification`.
 
-    threshold: largest T that passes. floor: share of delta that rounding may amount to. arithmetic_factor: how many times a
-    tie-breaker's d0 the score must exceed. median_threshold, median_of: a median above it over so many challenges is a strike.
-    payload_jaccard: smallest Jaccard index of a payload's positions and those of the opened delta.
+    threshold: largest T that passes. floor: share of delta that rounding may amount to. median_threshold, median_of: a median
+    above it over so many challenges is a strike. payload_jaccard: smallest Jaccard index of a payload's positions and those of
+    the opened delta.
     """
 
     threshold: float = 0.05
     floor: float = 1e-4
-    arithmetic_factor: float = 8.0
     median_threshold: float = 0.005
     median_of: int = 5
     payload_jaccard: float = 0.9
 
     def passes(self, score: float) -> bool:
-        """Whether a first check passes."""
+        """Whether a check passes, also in a tie-break."""
         return score <= self.threshold
-
-    def guilty(self, score: float, *, own_difference: float) -> bool:
-        """Whether a tie-breaker finds the trainer guilty. own_difference: d0, the score of its own two kinds of arithmetic."""
-        return not score <= max(self.threshold, self.arithmetic_factor * own_difference)
 
     def too_high_for_long(self, scores: Sequence[float]) -> bool:
         """Whether the median of a member's last challenges is a strike. scores: oldest first; fewer than `median_of` are not."""

@@ -183,7 +183,7 @@ def test_members_train_as_in_a_run(tmp_path: Path) -> None:
         assert trainer.full_digest() == shared_digest(optimizer)
 
 
-def share(step: int, honest: float, lazy: Mapping[str, float], *, difference: float = 0.0) -> MeasuredShare:
+def share(step: int, honest: float, lazy: Mapping[str, float]) -> MeasuredShare:
     lowered = np.linspace(0.8, 1.0, 20)
     return MeasuredShare(
         0,
@@ -192,7 +192,6 @@ def share(step: int, honest: float, lazy: Mapping[str, float], *, difference: fl
         START if step < 6 else PEAK,
         {("one", "other"): honest * lowered},
         {kind: score / lowered for kind, score in lazy.items()},
-        difference * lowered,
         1.0,
         0,
         0.05,
@@ -214,13 +213,13 @@ def test_the_threshold_lies_between_and_is_tried_on_other_shares() -> None:
     assert found.false_positive_bound > 0.5
 
 
-def test_where_rounding_is_as_large_as_cheating_there_is_no_threshold_and_no_conviction() -> None:
-    shares = [share(step, 0.3, {COPY: 0.2}, difference=0.2) for step in range(12)]
+def test_where_rounding_is_as_large_as_cheating_there_is_no_threshold_and_the_usual_one_would_eject_everybody() -> None:
+    shares = [share(step, 0.3, {COPY: 0.2}) for step in range(12)]
     found = proposal(shares, Rule())
     assert found.threshold is None
     assert found.false_negatives[COPY] == 0.0
-    assert found.after_tie_break[COPY] == 1.0
-    assert found.ejected[COPY] == 0.0
+    assert found.ejected[COPY] > 0.99
+    assert found.honest_ejected > 0.99
     assert "No threshold: honest work reaches 0.3" in as_text(shares, Rule())
     assert "[model.verification]" not in as_text(shares, Rule())
 
