@@ -129,7 +129,8 @@ def test_a_server_whose_disk_is_full_tells_nobody_what_it_cannot_save_and_goes_o
 
     run.wait(complained)
     told = len(run.told("client-1", PhaseChanged))
-    run.wait(lambda: all("nothing was received" in (run.folder / f"{name}.log").read_text() for name in THREE))
+    # Who sends something again meanwhile is answered, and so does not notice.
+    run.wait(lambda: any("nothing was received" in (run.folder / f"{name}.log").read_text() for name in THREE))
     assert len(run.told("client-1", PhaseChanged)) == told, "members heard of what may be forgotten"
     assert len(re.findall("cannot be saved to .* No space left", log.read_text())) == 1, "a problem that stays is told once"
     for name in THREE:
