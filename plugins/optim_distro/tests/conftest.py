@@ -30,10 +30,11 @@ IN_ANOTHER_PROCESS = frozenset({"TestDistroOneBit", "TestDistroValues", "TestDis
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the other classes' second process to `make soak`."""
+    """Leave the other classes' second process to `make soak`. items: of all folders that are collected, not of this one only."""
     for item in items:
-        of = getattr(item, "cls", None)
-        if item.name == "test_another_process_gets_the_same_bits" and of is not None and of.__name__ not in IN_ANOTHER_PROCESS:
+        of, ours = getattr(item, "cls", None), item.path.is_relative_to(Path(__file__).parent)
+        named = item.name == "test_another_process_gets_the_same_bits"
+        if ours and named and of is not None and of.__name__ not in IN_ANOTHER_PROCESS:
             item.add_marker(pytest.mark.soak)
 
 
