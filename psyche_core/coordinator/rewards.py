@@ -2,7 +2,8 @@
 
 An epoch's pool is shared in proportion to accepted rounds among all its clients except the ejected ones. Clients that left are
 included. Each epoch is paid once, at the end of its cooldown, at the rates that were fixed when it began. The reason for its end
-does not matter. An epoch abandoned in warmup pays nobody. Fractions of a point are not paid out. A balance cannot exceed 64 bits.
+does not matter. An epoch abandoned in warmup pays nobody. Where shares are checked, nobody is paid before it has passed a check.
+Fractions of a point are not paid out. A balance cannot exceed 64 bits.
 Accounts stay until they are settled. A run holds at most MAX_ACCOUNTS of them: a client that could not be paid is
 rejected when it joins, never after it has worked. The backend decides what a point is worth.
 
@@ -47,7 +48,7 @@ def _rate(name: str, wanted: int | None, *, kept: int) -> int:
 
 def rewards_shared(state: CoordinatorState) -> Outcome:
     """Pay the epoch that ends now, and record the slashing of its ejected clients. Must be called exactly once per epoch."""
-    earned, slashed = _earned(state.epoch), _slashed(state.epoch)
+    earned, slashed = _earned(state), _slashed(state.epoch)
     if not earned and not slashed:
         return state, ()
 
@@ -64,23 +65,33 @@ def rewards_shared(state: CoordinatorState) -> Outcome:
     return replace(state, accounts=tuple(accounts[signer] for signer in sorted(accounts))), (event,)
 
 
-def _earned(epoch: Epoch) -> dict[int, int]:
-    """Map slots to the points they earn; slots that earn nothing are left out.
-
-    Who has left with a strike earns nothing, whether it withdrew or was lost: else a cheat would leave when it is first checked,
-    and be paid for all that it has not trained.
-    """
-    rounds = {slot: client.accepted_rounds for slot, client in enumerate(epoch.clients) if _is_paid(client)}
+def _earned(state: CoordinatorState) -> dict[int, int]:
+    """Map slots to the points they earn; slots that earn nothing are left out."""
+    known = {account.signer for account in state.accounts if account.earned}
+    checked = state.config.verification_percent > 0
+    rounds = {
+        slot: client.accepted_rounds
+        for slot, client in enumerate(state.epoch.clients)
+        if _is_paid(client, checked=checked, known=client.id.signer in known)
+    }
     total = sum(rounds.values())
-    points = {slot: epoch.rates.earning_total_shared * own // total for slot, own in rounds.items() if own}
+    points = {slot: state.epoch.rates.earning_total_shared * own // total for slot, own in rounds.items() if own}
     return {slot: share for slot, share in points.items() if share}
 
 
-def _is_paid(client: Client) -> bool:
-    if client.state is ClientState.Healthy:
-        return True
+def _is_paid(client: Client, *, checked: bool, known: bool) -> bool:
+    """Whether an epoch pays a client. checked: the run checks shares. known: the run has paid the client's signer before.
 
-    return client.state is not ClientState.Ejected and client.standing.strikes == 0
+    Who has left with a strike earns nothing, whether it withdrew or was lost: else a cheat would leave when it is first checked,
+    and be paid for all that it has not trained. New keys cost nothing, so in a run that checks shares it would also leave just
+    before, and come back as somebody else. Hence an epoch pays who is new, or has left, only if it has passed a check since the
+    epoch began. Who was paid before and stays to the end is paid without: not all are drawn in a short epoch.
+    """
+    passed = not checked or bool(client.standing.high)
+    if client.state is ClientState.Healthy:
+        return passed or known
+
+    return client.state is not ClientState.Ejected and client.standing.strikes == 0 and passed
 
 
 def _slashed(epoch: Epoch) -> dict[int, int]:

@@ -42,9 +42,19 @@ fn portion(pool: u64, own: u64, total: u64) -> u64 {
     if total >> 32 == 0 { whole * own + rest * own / total } else { mul_div(pool, own, total).unwrap_or(0) }
 }
 
-/// Whether a client is paid: who has left with a strike is not.
-fn is_paid(client: &Client) -> bool {
-    client.state == health::HEALTHY || client.state != health::EJECTED && client.standing.strikes == 0
+/// Whether a client is paid: who has left with a strike is not; where shares are checked, who is new or has left must have passed
+/// a check in this epoch.
+fn is_paid(run: &Run, client: &Client) -> bool {
+    let passed = run.image.config.verification_percent == 0 || client.standing.scores > 0;
+    if client.state == health::HEALTHY {
+        return passed || was_paid(run, &client.id.signer);
+    }
+    client.state != health::EJECTED && client.standing.strikes == 0 && passed
+}
+
+/// Whether the run has paid a signer before.
+fn was_paid(run: &Run, signer: &Key) -> bool {
+    has_account(run, signer) && run.image.accounts.items[place_of(run, signer)].earned > 0
 }
 
 /// Whether a client is slashed: who was ejected for what it signed, not for strikes.
@@ -56,7 +66,7 @@ pub fn share_rewards(run: &mut Run) {
     let rates = run.image.epoch.rates;
     let mut total = 0u64;
     for client in run.image.epoch.clients.used() {
-        if is_paid(client) {
+        if is_paid(run, client) {
             total += u64::from(client.accepted_rounds);
         }
     }
@@ -68,7 +78,7 @@ pub fn share_rewards(run: &mut Run) {
             if rates.slashing > 0 {
                 credit(run, &signer, 0, rates.slashing);
             }
-        } else if is_paid(client) && own > 0 {
+        } else if own > 0 && is_paid(run, client) {
             let earned = portion(rates.earning, own, total);
             if earned > 0 {
                 paid += earned;
