@@ -320,7 +320,22 @@ def _accounts(old: CoordinatorState, new: CoordinatorState, events: tuple[comman
             "accounts-are-conserved", f"{paid} points were paid from a pool of {old.epoch.rates.earning_total_shared}"
         )
 
+    _newcomers_have_passed(old, events)
     earned = {account.signer: account.earned for account in new.accounts}
     for was in old.accounts:
         if earned.get(was.signer, -1) < was.earned:
             raise InvariantViolation("accounts-are-conserved", f"the account of {was.signer[:4].hex()} shrank or vanished")
+
+
+def _newcomers_have_passed(old: CoordinatorState, events: tuple[commands.Event, ...]) -> None:
+    """Where shares are checked, whoever the run pays for the first time has passed a check in this epoch."""
+    if not old.config.verification_percent:
+        return
+
+    known = {account.signer for account in old.accounts if account.earned}
+    for event in events:
+        for slot, points in event.earned if isinstance(event, commands.RewardsShared) else ():
+            client = old.epoch.clients[slot]
+            if client.id.signer not in known and not client.standing.high:
+                sentence = f"{points} points for slot {slot}, which was never paid before and has passed no check"
+                raise InvariantViolation("newcomers-are-paid-after-a-check", sentence)

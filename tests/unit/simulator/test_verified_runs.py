@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from psyche_core.coordinator import rewards
 from psyche_core.errors import UserError
 from psyche_core.simulator.generate import cheat_script, generate
 from psyche_core.simulator.script import CHEATS, KINDS, LIES, Fault, Script, from_json, from_plain, to_plain
 from psyche_core.simulator.world import World, run_script
+from psyche_core.types import ClientState
 
 EJECTED = ("untrained", "blind-verifier", "lying-verifier", "no-reveal")
 
@@ -42,6 +44,20 @@ def test_signs_that_are_not_the_trainer_s_are_complained_of_at_once_and_then_sho
     assert result.counts["challenges PASSED"] >= 25
     assert {name for name in result.counts if name.startswith("challenges ")} == {"challenges PASSED"}
     assert not any("strike" in name for name in result.counts)
+
+
+@pytest.mark.parametrize("unchecked", [False, True])
+def test_pay_without_a_check_is_noticed(unchecked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs of four rounds end before anybody can be drawn and pass."""
+    base = cheat_script("", seed=1, steps=9)
+    if unchecked:
+        monkeypatch.setattr(rewards, "_is_paid", lambda client, *, checked, known: client.state is ClientState.Healthy)
+    result = run_script(replace(base, shape=replace(base.shape, rounds_per_epoch=4)))
+    if unchecked:
+        assert result.failure is not None
+        assert result.failure.invariant == "newcomers-are-paid-after-a-check"
+    else:
+        assert result.failure is None
 
 
 @pytest.mark.parametrize("kind", ["lying-tie-breaker", "false-words"])
