@@ -50,6 +50,7 @@ _SENTENCES = (
     "versa, which no simulated member does; fingerprints of 100 runs are equal"
 )
 _ONE_CHEAT_MORE = "there is one cheat more, which no seed draws; fingerprints of 100 runs are equal"
+_PAY_AFTER_A_CHECK = "runs that check shares pay newcomers later, and no seed checks any; fingerprints of 100 runs are equal"
 EARLIER_ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "83c93cdbbf9759a6": {"190cb9b3e6d3d9c9": _LATER_STRAGGLERS},
@@ -60,6 +61,12 @@ EARLIER_ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "18508d6b10f2a509": {
             "efdb93bb55496eee": _ONE_CHEAT_MORE,
             "83c93cdbbf9759a6": f"{_SENTENCES}; {_ONE_CHEAT_MORE}",
+            "190cb9b3e6d3d9c9": f"{_LATER_STRAGGLERS}; then as the ones after it",
+        },
+        "dae4333f568b6fe5": {
+            "18508d6b10f2a509": _PAY_AFTER_A_CHECK,
+            "efdb93bb55496eee": f"{_ONE_CHEAT_MORE}; {_PAY_AFTER_A_CHECK}",
+            "83c93cdbbf9759a6": f"{_SENTENCES}; then as the ones after it",
             "190cb9b3e6d3d9c9": f"{_LATER_STRAGGLERS}; then as the ones after it",
         },
     }
