@@ -140,7 +140,7 @@ release-check: $(STAMP) ## build sdists and wheels of all in dist/, check them a
 	rm -rf dist
 	@for folder in . $(PLUGINS); do $(BIN)/python -m build --no-isolation --outdir dist $$folder || exit 1; done
 	$(BIN)/twine check --strict dist/*
-	RELEASE=dist PREVIOUS=$(if $(PREVIOUS),$(abspath $(PREVIOUS))) $(LOOPBACK) $(BIN)/python -m pytest -q tests/packaging
+	RELEASE=dist PREVIOUS=$(if $(PREVIOUS),$(abspath $(PREVIOUS))) $(LOOPBACK) $(BIN)/python -m pytest -q -m "not soak or e2e" tests/packaging
 
 soak: $(STAMP) ## every test marked soak, then what the engine lacks of SEEDS simulated runs (SEEDS=100000), 2,000 random ones, SEQUENCES on chain (SEQUENCES=2000); hours
 	$(LOOPBACK) $(BIN)/python -m pytest -q -m soak --timeout 900

@@ -30,6 +30,8 @@ OF_A_RUN = ("runs/",)
 STAYS = "--web-port"
 ELSEWHERE = "--random-kill-num"
 """An option whose commands end-to-end tests run."""
+FRESH = "one.py"
+"""A script that starts from nothing; others, and what imports torch, are forked."""
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -82,13 +84,18 @@ class Reader:
                 options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--upgrade", "--target", str(self.site))
                 self._run(["-m", "pip", "install", *options, str(self.folder / words[3].partition("[")[0])])
             case "pytest":
-                self._run(["-m", *PYTEST, "-p", "no:cacheprovider"], fails=bool(fails))
-            case "python":
+                self._run(["-m", *PYTEST, "-p", "no:cacheprovider", *(["-x"] if fails else [])], fails=bool(fails))
+            case "python" if words[1:] == [FRESH]:
                 self._run(words[1:])
+            case "python":
+                (script,) = words[1:]
+                self._run(["-m", script.removesuffix(".py")])
             case "psyche":
                 long = command.startswith(LONG) and "--no-training" not in words
                 if ELSEWHERE not in words and (self.thorough or not (long or any(word.startswith(OF_A_RUN) for word in words))):
-                    self._run(["-m", "psyche_core", *words[1:]], stays=STAYS in words)
+                    # pytest, which the pages have right behind it, runs the conformance tests, too
+                    less = [] if self.thorough or words[1:3] != ["plugins", "check"] else ["--no-conformance"]
+                    self._run(["-m", "psyche_core", *words[1:], *less], stays=STAYS in words)
                 else:
                     assert parse(words[1:]), line
             case other:
@@ -99,7 +106,7 @@ class Reader:
         """stays: until it is interrupted; then it need not end."""
         path = os.pathsep.join((str(self.folder), str(self.site)))  # the project as it is now, as an editable install has it
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        if arguments[0] == "-m" and arguments[1] != "pip" and not stays:  # what imports torch, mostly
+        if arguments[0] == "-m" and arguments[1] != "pip" and not stays:
             done = shared().run(arguments[1:], cwd=self.folder, env=environment, timeout=600)
         else:
             try:

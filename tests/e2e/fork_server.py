@@ -2,8 +2,9 @@
 
 A forked program is a process like any other: it has a number, files, signals and an end of its own, and runs
 `python -m MODULE ARGUMENTS` from its first line, in another network namespace if asked. What it shares with its like is what
-was imported, and the seed with which Python hashes strings. Members that are started from nothing, as a user starts them, train
-in test_solana.py. `psyche testnet start` has a fork server of its own (psyche_core/cli/fork_server.py).
+was imported, and the seed with which Python hashes strings; and it does not take all that apart when it ends (`end`). Members
+that are started from nothing, as a user starts them, train in test_solana.py. `psyche testnet start` has a fork server of its own
+(psyche_core/cli/fork_server.py).
 
 This file is both sides: tests import it, and it is the program that is forked.
 """
@@ -39,8 +40,11 @@ IMPORTED = (
     "psyche_optim_distro.backends.numba.update",
     "psyche_p2p_quic.transport",
     "transformers.models.llama.modeling_llama",
+    "psyche_backend_solana.commands.run.status",
+    "psyche_backend_solana.commands.run_manager",
+    "psyche_backend_solana.commands.solana",
 )
-"""What a client of these tests imports sooner or later."""
+"""What a client or a command of these tests imports sooner or later."""
 
 PYTEST = ("pytest", "-q", "-W", "error", "-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
 """Pytest as a program that is forked: a warning is an error, but for one about what was imported before."""
@@ -78,7 +82,7 @@ class ForkServer:
         """
         with Path(os.devnull).open("rb") as nothing:
             files = (nothing.fileno(), log, log)
-            return _Forked(self, self.fork("psyche_core", arguments, folder, environment, files=files, network=network))
+            return Forked(self, self.fork("psyche_core", arguments, folder, environment, files=files, network=network))
 
     def fork(
         self,
@@ -148,7 +152,7 @@ def shared() -> ForkServer:
     return server
 
 
-class _Forked:
+class Forked:
     """A process that was forked; like subprocess.Popen."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
@@ -187,7 +191,7 @@ class _Forked:
         self.send_signal(signal.SIGKILL)
 
 
-class ForkedPopen(_Forked):
+class ForkedPopen(Forked):
     """A forked program with pipes to its standard files. Has what tests and `LocalRanks` use of subprocess.Popen.
 
     text: whether the pipes are of text. stdout: PIPE, or DEVNULL to drop its output.
@@ -314,8 +318,28 @@ def enter_network(path: str) -> None:
 def main() -> NoReturn:
     """The program."""
     module = serve(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    raise SystemExit
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code: object = 0
+    except SystemExit as ended:
+        code = ended.code
+    end(code)
+
+
+def end(code: object) -> NoReturn:
+    """End this process as SystemExit does, but leave to the system what was imported: Python takes most of a second to free it.
+
+    What goes wrong while Python does so is found with programs that start from nothing, and those of `psyche testnet start`.
+    """
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing ends its processes: waits for threads and executors
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+    os._exit((code or 0) & 0xFF)
 
 
 if __name__ == "__main__":

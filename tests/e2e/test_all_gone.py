@@ -293,6 +293,7 @@ def test_a_member_that_is_away_still_has_the_model_that_seems_lost(live_run: Sta
     assert_nothing_was_lost(run, after=gone, last=last)
 
 
+@pytest.mark.soak  # test_serving_again.py returns such a run, and the simulator plays members that go back
 def test_the_owner_returns_the_run_to_a_signed_epoch_end(live_run: StartRun) -> None:
     """As where the model is contested, and the owner believes none of those that members offer."""
     run = live_run()

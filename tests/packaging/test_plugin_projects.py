@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,16 +54,26 @@ def test_every_kind_is_there() -> None:
     assert set(KINDS) == set(NAMES)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def only_in_soak(*kinds: str) -> list[Any]:
+    return [pytest.param(kind, marks=pytest.mark.soak if kind in kinds else ()) for kind in KINDS]
+
+
+# The tutorial runs the optimizer's. Those of sharding start ranks; the test below runs the others.
+@pytest.mark.parametrize("kind", only_in_soak("optimizer", "sharding"))
 def test_its_own_tests_pass(projects: Installed, kind: str) -> None:
     done = projects.run(kind, *PYTEST, "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.soak if kind in ("backend", "transport", "sharding") else ()) for kind in KINDS]
-)
+def test_the_sharding_engine_s_own_tests_pass_but_for_those_with_ranks(projects: Installed) -> None:
+    done = projects.run("sharding", *PYTEST, "-p", "no:cacheprovider", "-k", "not TestCopies")
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^[1-9]\d* passed, [1-9]\d* deselected", done.stdout, flags=re.MULTILINE), done.stdout
+
+
+# `check` runs the conformance of AdamW each time (test_plugin_check.py), and each kind's own tests above are the same.
+@pytest.mark.parametrize("kind", only_in_soak("backend", "transport", "sharding", "optimizer", "model"))
 def test_its_check_finds_nothing(projects: Installed, kind: str) -> None:
     options = ("--json", "--no-training", *(("--model-config", "run/model/config.json") if kind == "model" else ()))
     done = projects.run(kind, "psyche_core", "plugins", "check", f"{kind}.{NAMES[kind]}", *options)

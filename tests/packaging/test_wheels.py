@@ -61,6 +61,19 @@ def test_wheels_hold_their_package_typed_and_nothing_else(wheels: list[Path]) ->
         assert [name for name in shipped if "/tests/" in name or name.endswith(".pyc")] == []
 
 
+def test_wheels_hold_every_file_of_their_package(wheels: list[Path]) -> None:
+    """What lacks one may start, and fail when the file is wanted."""
+    tracked = subprocess.check_output(["git", "ls-files"], cwd=REPOSITORY, text=True).splitlines()
+    for wheel in wheels:
+        package = wheel.name.split("-")[0]
+        (folder,) = [path.parent for path in (REPOSITORY / package, *REPOSITORY.glob(f"plugins/*/{package}")) if path.is_dir()]
+        files = [
+            (REPOSITORY / name).relative_to(folder) for name in tracked if (REPOSITORY / name).is_relative_to(folder / package)
+        ]
+        assert len(files) > 3
+        assert sorted({path.as_posix() for path in files} - {*zipfile.ZipFile(wheel).namelist()}) == [], wheel.name
+
+
 def test_the_plugin_directory_travels_with_the_core(wheels: list[Path]) -> None:
     (core,) = (wheel for wheel in wheels if wheel.name.startswith("psyche_core-"))
     assert content(core, r"/directory\.toml$") == (REPOSITORY / "psyche_core" / "plugins" / "directory.toml").read_text()
@@ -141,6 +154,7 @@ def test_nothing_comes_from_the_repository(fresh_environment: Path, tmp_path: Pa
     assert all(file.startswith(str(fresh_environment.parent)) for file in done.stdout.split())
 
 
+@pytest.mark.soak  # that all files are there and all plugins load is tried each time; `make release-check` runs this, too
 @pytest.mark.e2e
 @pytest.mark.quic
 def test_a_run_from_the_wheels_alone(

@@ -6,12 +6,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import anyio
 import pytest
 
+from fork_server import shared
+from forked_commands import forked_commands
 from psyche_backend_solana.localnet import ChainSettings, LocalChain
 from psyche_core.config.run_config import VerificationConfig, parse_run_file
 
@@ -45,13 +46,12 @@ def test_the_table_for_checks_of_members_is_valid_and_says_what_holds_without_it
 @pytest.mark.timeout(400)
 async def test_the_commands_of_the_pages_do_what_they_say(tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("data"))  # as in a fresh clone
-    (tmp_path / "psyche").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m psyche_core "$@"\n')
-    (tmp_path / "psyche").chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PSYCHE_")}
     async with LocalChain(ChainSettings(slot_ms=50)) as chain:
         environment |= {"PSYCHE_RPC": chain.rpc_url, "PSYCHE_WS_RPC": chain.ws_url}
         environment["PATH"] = f"{tmp_path}{os.pathsep}{environment['PATH']}"
-        with anyio.fail_after(380):
+        # One command starts from nothing, as everybody's do: `json-dump-user`, which the pages show once.
+        with anyio.fail_after(380), forked_commands(tmp_path, shared(), fresh="run-manager json-dump-user"):
             done = await anyio.run_process(
                 ["bash", "-euo", "pipefail", "-c", script()],
                 cwd=tmp_path,

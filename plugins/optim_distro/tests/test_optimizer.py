@@ -268,11 +268,13 @@ def test_a_lookahead_by_payload_is_where_the_newest_result_alone_would_move_the_
 @pytest.mark.parametrize(
     ("one_bit", "compiled", "second_stage", "rounds"),
     [
-        (True, True, None, 500),
+        (True, True, None, 120),
         (True, False, None, 120),  # the plain code gives the compiled code's bits, which test_numba_backend.py sees to
         pytest.param(True, True, "clip", 500, marks=pytest.mark.soak),
-        (True, True, "rmsprop", 500),
+        (True, True, "rmsprop", 120),
         (False, False, "clip", 120),
+        pytest.param(True, True, None, 500, marks=pytest.mark.soak),
+        pytest.param(True, True, "rmsprop", 500, marks=pytest.mark.soak),
         pytest.param(True, False, None, 500, marks=pytest.mark.soak),
         pytest.param(True, False, "clip", 500, marks=pytest.mark.soak),
         pytest.param(False, False, None, 500, marks=pytest.mark.soak),

@@ -26,7 +26,6 @@ from tests.unit.cli.conftest import Psyche, Result
 
 HOOKS = """
 from pydantic import BaseModel, ConfigDict, Field
-from psyche_core.builtin.dummy_optimizer import DummyOptimizer
 from psyche_core.hookspecs import OptimizerRegistration, hookimpl
 
 PSYCHE_PLUGIN_API = "1.0"
@@ -35,10 +34,14 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid")
     decay: float = Field(default=0.5, ge=0, description="How much stays.")
 
+def dummy(model):
+    from psyche_core.builtin.dummy_optimizer import DummyOptimizer  # torch; each check imports these hooks in a process
+    return DummyOptimizer(model)
+
 @hookimpl
 def psyche_register_optimizers():
     return [OptimizerRegistration(
-        name="Checked", summary="s", settings=Settings, create=lambda context: DummyOptimizer(context.model))]
+        name="Checked", summary="s", settings=Settings, create=lambda context: dummy(context.model))]
 """
 
 
@@ -124,7 +127,7 @@ def test_a_plugin_that_is_right_but_for_what_it_does(check: Check) -> None:
         ("decay: float = Field(default=0.5, ", 'rate: float = Field(description="r")\n    decay: float = Field(',
          "factory", "skipped", "Checked.rate: missing; this key is required; Checked.decay: missing"),
         ("create=lambda context: ", "create=lambda context: 1 / 0 and ", "factory", "failed", "its create with ZeroDiv"),
-        ("DummyOptimizer(context.model)", "[]", "factory", "failed", "returned an object of list, which has no apply,"),
+        ("dummy(context.model)", "[]", "factory", "failed", "returned an object of list, which has no apply,"),
     ],
 )  # fmt: skip
 def test_each_step_says_what_is_wrong(check: Check, old: str, new: str, step: str, outcome: str, sentence: str) -> None:

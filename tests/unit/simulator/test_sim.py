@@ -351,7 +351,7 @@ def test_shrinking_keeps_what_matters_and_drops_the_rest() -> None:
 
 def test_a_real_failure_shrinks_and_its_script_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "added", lambda queue, batches: (queue, 0))
-    (failure,) = [found for found in (run_script(generate(seed)).failure for seed in range(20)) if found is not None][:1]
+    failure = next(found for found in (run_script(generate(seed)).failure for seed in range(20)) if found is not None)
     small = shrunk(failure, attempts=40)
     assert small.invariant == failure.invariant
     assert len(small.script.faults) <= len(failure.script.faults)

@@ -53,4 +53,5 @@ def check(context: ModelStoreContext) -> None:
     if settings.dav_user is not None and url.scheme == "dav" and url.hostname not in _ON_THIS_MACHINE:
         message = f"{context.url} would send the password unencrypted; use davs://, or leave out user and password"
         raise UserError(message)
-    own_context(settings)
+    if url.scheme == "davs":
+        own_context(settings)

@@ -7,6 +7,7 @@ something is stored in them.
 from __future__ import annotations
 
 import contextlib
+import ssl
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -43,11 +44,13 @@ class WebDav(ModelStore):
         self._made: set[str] = set()
         password = settings.dav_password
         auth = None if settings.dav_user is None or password is None else (settings.dav_user, password.get_secret_value())
+        # Nothing of dav:// is encrypted: it trusts nobody, and need not read all CAs for that.
+        trusted = own_context(settings) or True if parts.scheme == "davs" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._client = httpx.Client(
             auth=auth,
             timeout=settings.dav_timeout,
             headers={"Accept-Encoding": "identity"},
-            verify=own_context(settings) or True,
+            verify=trusted,
         )
 
     def names(self, prefix: str) -> list[str]:
