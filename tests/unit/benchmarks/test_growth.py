@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.growth import coordinator, handlers, optimizer
+from benchmarks.growth import coordinator, estimate, handlers, optimizer
 from benchmarks.growth.curves import curve, plot, table
 from psyche_core.client.machine.machine import ClientMachine
 from psyche_core.simulator import server as simulated_server
@@ -79,3 +79,17 @@ def test_a_coordinator_is_measured_with_members_and_over_rounds() -> None:
     assert list(figures["lasting"]) == [str(played) for played in range(2, 21, 2)]
     assert figures["members"]["4"]["bytes_per_client_per_round"] > figures["members"]["2"]["bytes_per_client_per_round"]
     assert all(each.points for each in coordinator.curves(figures))
+
+
+def test_an_estimate_is_the_codec_s_length_and_grows_as_it_says() -> None:
+    torch.manual_seed(1)
+    model = optimizer.RandomModel(256)
+    real = len(optimizer._optimizer(model).compress(1, learning_rate=1e-3))
+    parameters = sum(parameter.numel() for parameter in model.parameters.values())
+    assert estimate.result_bytes(parameters, optimizer.TOPK) == pytest.approx(real, rel=0.05)
+    few, many = (estimate.step(8e9, members, 8, "1 Gbit/s") for members in (64, 256))
+    assert many.received_bytes / few.received_bytes == 255 / 63
+    assert few.compute_s / many.compute_s == 4
+    assert few.step_s == few.transfer_s
+    assert few.busy_share == pytest.approx(few.compute_s / few.transfer_s)
+    assert estimate.table([few]).count("\n") == 2
