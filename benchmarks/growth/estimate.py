@@ -28,7 +28,7 @@ MB, GB = 1e6, 1e9
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One member's step. result_bytes: of its own result. received_bytes: of all others'. compute_s, transfer_s: seconds of each."""
+    """One member's step. result_bytes: of its own result; received_bytes: of all others'. compute_s, transfer_s: seconds."""
 
     parameters: float
     members: int
