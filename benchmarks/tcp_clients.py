@@ -192,6 +192,7 @@ class Server:
     lines: BufferedByteReceiveStream
     changes: list[tuple[Mark, float]] = field(default_factory=list)
     rss_mb: float = 0.0
+    cpu_seconds: float = 0.0
     answered: anyio.Event = field(default_factory=anyio.Event)
 
     async def follow(self, moved: Callable[[], None]) -> None:
@@ -204,12 +205,20 @@ class Server:
                 self.changes.append((tuple(told["change"]), told["at"]))
                 moved()
             else:
-                self.rss_mb = told["rss_mb"]
+                self.rss_mb, self.cpu_seconds = told["rss_mb"], told["cpu_seconds"]
                 self.answered.set()
 
     async def order(self, **order: Any) -> None:
         assert self.process.stdin is not None
         await self.process.stdin.send(json.dumps(order).encode() + b"\n")
+
+    async def weigh(self) -> tuple[float, float]:
+        """Its resident memory in MB, and the CPU seconds that it has used."""
+        self.answered = anyio.Event()
+        await self.order(rss=True)
+        with anyio.fail_after(STEP_SECONDS):
+            await self.answered.wait()
+        return self.rss_mb, self.cpu_seconds
 
 
 class Fleet:

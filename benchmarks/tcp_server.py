@@ -69,6 +69,7 @@ def first_state(clients: int) -> CoordinatorState:
         "max_round_train_time": 10_000,
         "round_witness_time": 10_000,
         "epoch_time": 1_000_000,
+        "rounds_per_epoch": 1_000_000,
         "global_batch_size_start": 4 * clients,
         "global_batch_size_end": 4 * clients,
     }
@@ -101,7 +102,7 @@ async def serve(clients: int, folder: Path) -> None:
                 now += order["seconds"]
                 server.tick()
             else:
-                tell(rss_mb=resident_mb())
+                tell(rss_mb=resident_mb(), cpu_seconds=time.process_time())
         group.cancel_scope.cancel()
 
 
@@ -170,14 +171,13 @@ async def measure(clients: int, rounds: int) -> dict[str, Any]:
         for client in fleet.clients:
             client.seen.clear()
         received = [client.wire.received if client.wire is not None else 0 for client in fleet.clients]
+        _, cpu_before = await server.weigh()
         began = time.monotonic()
         for _ in range(rounds):
             await fleet.play_round()
         played = time.monotonic() - began
         total = sum(client.wire.received for client in fleet.clients if client.wire is not None) - sum(received)
-        await server.order(rss=True)
-        with anyio.fail_after(STEP_SECONDS):
-            await server.answered.wait()
+        rss_mb, cpu_after = await server.weigh()
         times = latencies(server.changes[first:], fleet.clients)
         bytes_received = total / clients / rounds + PINGS_PER_ROUND * PING_BYTES
         reference = REFERENCE_STATE_BYTES * REFERENCE_SENDS_PER_ROUND
@@ -185,10 +185,11 @@ async def measure(clients: int, rounds: int) -> dict[str, Any]:
             "fanout_p99_ms": round(percentile(times, 0.99), 2),
             "bytes_per_client_per_round": round(bytes_received),
             "reference_bytes_per_client_per_round": reference,
-            "server_rss_mb": round(server.rss_mb, 1),
+            "server_rss_mb": round(rss_mb, 1),
             "fanout_p50_ms": round(percentile(times, 0.5), 2),
             "fanout_max_ms": round(max(times), 2),
             "share_of_reference_percent": round(100 * bytes_received / reference, 3),
+            "server_cpu_ms_per_round": round(1000 * (cpu_after - cpu_before) / rounds, 1),
             "changes_per_round": round((len(server.changes) - first) / rounds, 1),
             "decode_ms": round(1000 * percentile(fleet.decoder.seconds, 0.5), 2),
             "gather_seconds": round(gathered, 1),

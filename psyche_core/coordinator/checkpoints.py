@@ -67,7 +67,7 @@ def checkpointer_slots(state: CoordinatorState) -> tuple[int, ...]:
     order of that list. Otherwise it is the drawn order, and () before the epoch's first round. Slots that reported that they
     cannot store the model are left out.
     """
-    healthy = [slot for slot in state.healthy_slots if slot not in state.epoch.ceded]
+    healthy = set(state.healthy_slots).difference(state.epoch.ceded)
     if state.config.checkpointers:
         signers = {state.epoch.clients[slot].id.signer.hex(): slot for slot in healthy}
         return tuple(signers[key] for key in state.config.checkpointers if key in signers)

@@ -7,6 +7,7 @@ up in the statements' filters (`bloom_filter`). The result does not depend on th
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -92,6 +93,53 @@ class Verdict:
     void: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Ballots:
+    """The statements of a round about the results of the round before it. Equal ones are counted together.
+
+    seed: of the round that attests. liars: how many of its elected witnesses may lie. groups: the slots that were seen, as bits;
+    the filter of their commitments, as bits; the number of statements that say so.
+    """
+
+    seed: int
+    liars: int
+    groups: tuple[tuple[int, int, int], ...]
+
+    def judge(self, slot: int, candidates: Iterable[bytes]) -> Verdict:
+        """See `judge`."""
+        masks = [(candidate, filter_of(self.seed, candidate)) for candidate in candidates]
+        votes = dict.fromkeys([candidate for candidate, _ in masks], 0)
+        stated = unexplained = 0
+        for seen, bits, count in self.groups:  # plain loops: this runs for every slot of every round
+            if not seen >> slot & 1:
+                continue
+            stated += count
+            explained = False
+            for candidate, mask in masks:
+                if bits & mask == mask:
+                    votes[candidate] += count
+                    explained = True
+            if not explained:
+                unexplained += count
+        needed = max(stated - self.liars, 1)
+        agreed = [candidate for candidate, count in votes.items() if count >= needed]
+        if agreed:
+            return Verdict(chosen=min(agreed, key=lambda candidate: (-votes[candidate], candidate)))
+
+        return Verdict(void=unexplained + self.liars < needed)
+
+
+def ballots(state: CoordinatorState, round_: Round) -> Ballots | None:
+    """Return what the next round's statements say about `round_`, to judge many of its slots; None before that round."""
+    attesting = state.round_at(round_.height + 1)
+    if attesting is None:
+        return None
+
+    counts = Counter([(statement.participants, statement.broadcast_bloom) for statement in attesting.statements])
+    groups = [(int.from_bytes(seen, "little"), filter_bits(bloom), count) for (seen, bloom), count in counts.items()]
+    return Ballots(attesting.seed, tolerated(len(witness_slots(state, attesting))), tuple(groups))
+
+
 def judge(state: CoordinatorState, round_: Round, slot: int, candidates: Iterable[bytes]) -> Verdict:
     """Decide from the next round's statements which result of `slot` in `round_` is applied. The slot must be accepted.
 
@@ -103,22 +151,8 @@ def judge(state: CoordinatorState, round_: Round, slot: int, candidates: Iterabl
     few for an unknown commitment to reach the number, the trainer sent different results to different witnesses, and the share
     is void.
     """
-    attesting = state.round_at(round_.height + 1)
-    if attesting is None:
-        return Verdict()
-
-    byte, bit = slot // 8, 1 << slot % 8
-    filters = [filter_bits(statement.broadcast_bloom) for statement in attesting.statements if statement.participants[byte] & bit]
-    liars = tolerated(len(witness_slots(state, attesting)))
-    needed = max(len(filters) - liars, 1)
-    masks = {candidate: filter_of(attesting.seed, candidate) for candidate in candidates}
-    votes = {candidate: len([bits for bits in filters if bits & mask == mask]) for candidate, mask in masks.items()}
-    agreed = [candidate for candidate, count in votes.items() if count >= needed]
-    if agreed:
-        return Verdict(chosen=min(agreed, key=lambda candidate: (-votes[candidate], candidate)))
-
-    unexplained = [bits for bits in filters if all(bits & mask != mask for mask in masks.values())]
-    return Verdict(void=len(unexplained) + liars < needed)
+    counted = ballots(state, round_)
+    return Verdict() if counted is None else counted.judge(slot, candidates)
 
 
 def choose_commitment(state: CoordinatorState, round_: Round, slot: int, candidates: Iterable[bytes]) -> bytes | None:

@@ -13,8 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.growth import optimizer
+from benchmarks.growth import coordinator, estimate, handlers, optimizer
 from benchmarks.growth.curves import curve, plot, table
+from psyche_core.client.machine.machine import ClientMachine
+from psyche_core.simulator import server as simulated_server
 
 
 @given(st.floats(-2, 3), st.floats(1e-3, 1e3), st.sets(st.integers(1, 10**9), min_size=2, max_size=8))
@@ -57,3 +59,37 @@ def test_a_mesh_is_measured() -> None:
     assert figures["most_sent_over_mean"] < 2
     assert 0.1 < figures["sent_mb_per_round"] < 0.3, "two others fetch 54 kB"
     assert 0 < figures["message_p50_ms"] <= figures["message_p99_ms"]
+
+
+def test_calls_of_machines_and_coordinator_are_timed_by_their_kind() -> None:
+    before = ClientMachine.handle, vars(simulated_server)["apply"]
+    figures = handlers.measure([4], say=lambda text: None)["4"]
+    assert (ClientMachine.handle, vars(simulated_server)["apply"]) == before
+    assert figures["client"]["Trained"]["calls"] == 4 * handlers.STEPS
+    assert figures["coordinator"]["Witness"]["calls"] >= 4 * handlers.STEPS
+    for part in (figures["client"], figures["coordinator"]):
+        every = part.pop("all")
+        assert every["calls"] == sum(kind["calls"] for kind in part.values())
+        assert every["max_ms"] == max(kind["max_ms"] for kind in part.values())
+        assert 0 <= every["p50_ms"] <= every["p99_ms"] <= every["max_ms"]
+
+
+def test_a_coordinator_is_measured_with_members_and_over_rounds() -> None:
+    figures = coordinator.measure([2, 4], 20, say=lambda text: None)
+    assert list(figures["lasting"]) == [str(played) for played in range(2, 21, 2)]
+    assert figures["members"]["4"]["bytes_per_client_per_round"] > figures["members"]["2"]["bytes_per_client_per_round"]
+    assert all(each.points for each in coordinator.curves(figures))
+
+
+def test_an_estimate_is_the_codec_s_length_and_grows_as_it_says() -> None:
+    torch.manual_seed(1)
+    model = optimizer.RandomModel(256)
+    real = len(optimizer._optimizer(model).compress(1, learning_rate=1e-3))
+    parameters = sum(parameter.numel() for parameter in model.parameters.values())
+    assert estimate.result_bytes(parameters, optimizer.TOPK) == pytest.approx(real, rel=0.05)
+    few, many = (estimate.step(8e9, members, 8, "1 Gbit/s") for members in (64, 256))
+    assert many.received_bytes / few.received_bytes == 255 / 63
+    assert few.compute_s / many.compute_s == 4
+    assert few.step_s == few.transfer_s
+    assert few.busy_share == pytest.approx(few.compute_s / few.transfer_s)
+    assert estimate.table([few]).count("\n") == 2

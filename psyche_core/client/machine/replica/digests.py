@@ -66,6 +66,9 @@ class DigestTracker:
         self._own: dict[bool, bytes] = {}
         self._seeds: dict[bool, int] = {}
         self._received: dict[bool, dict[int, dict[int, bytes]]] = {False: {}, True: {}}
+        # By slot, of peers with the same history as ours: kept up to date, since each message of each member asks for them.
+        self._comparable: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
+        self._differing: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
         self._reported: set[tuple[bool, int]] = set()
 
     def add(self, slot: int, message: ModelDigest) -> None:
@@ -75,6 +78,7 @@ class DigestTracker:
         by_seed[message.seed] = message.digest
         if len(by_seed) > SEEDS_KEPT:
             del by_seed[next(iter(by_seed))]
+        self._compare(slot, ended=message.ended)
 
     def record_own(self, slot: int | None, *, ended: bool, seed: int) -> None:
         """Set our own digest at one end of the epoch. seed: as in our ModelDigest."""
@@ -82,6 +86,10 @@ class DigestTracker:
         self._seeds[ended] = seed
         if slot is not None:
             self._received[ended].pop(slot, None)
+        received = self._received[ended].items()
+        digests = {peer: by_seed[seed] for peer, by_seed in received if seed in by_seed}
+        self._comparable[ended] = digests
+        self._differing[ended] = {peer: theirs for peer, theirs in digests.items() if theirs != self.ours}
 
     def clear_own(self) -> None:
         """Our replica differs from our digests; nothing is compared until the next `record_own`."""
@@ -90,17 +98,16 @@ class DigestTracker:
     def disagreements(self) -> list[tuple[int, bytes]]:
         """Peers whose digest differs from ours at the same end, each returned once."""
         found = []
-        for ended, ours in self._own.items():
-            for slot, theirs in self._comparable(ended).items():
-                if theirs != ours and (ended, slot) not in self._reported:
+        for ended in self._own:
+            for slot, theirs in self._differing[ended].items():
+                if (ended, slot) not in self._reported:
                     self._reported.add((ended, slot))
                     found.append((slot, theirs))
         return found
 
     def matching_count(self, *, ended: bool) -> int:
         """How many sent the same digest as we at one end of the epoch, including us; 0 before we have one."""
-        ours = self._own.get(ended)
-        return 0 if ours is None else 1 + sum(theirs == ours for theirs in self._comparable(ended).values())
+        return 1 + len(self._comparable[ended]) - len(self._differing[ended]) if ended in self._own else 0
 
     def matching_and_differing(self, digest: bytes) -> tuple[frozenset[int], frozenset[int]]:
         """Peers that sent this digest at the newest end of the epoch where we sent it too, and those that sent another.
@@ -110,7 +117,7 @@ class DigestTracker:
         """
         for ended in (True, False):
             if self._own.get(ended) == digest:
-                digests = self._comparable(ended)
+                digests = self._comparable[ended]
                 matching = frozenset(slot for slot, theirs in digests.items() if theirs == digest)
                 return (matching, frozenset(digests) - matching) if matching else (matching, matching)
 
@@ -118,7 +125,7 @@ class DigestTracker:
 
     def senders(self, *, ended: bool) -> KeysView[int]:
         """Slots that sent their digest at one end of the epoch."""
-        return self._comparable(ended).keys()
+        return self._comparable[ended].keys()
 
     def outvoted(self, members: int) -> bool:
         """Whether ours cannot be the digest of most of the epoch's members (including us): more than half sent another one.
@@ -126,16 +133,22 @@ class DigestTracker:
         If exactly half did, one side must give way: the one whose digest is not the smallest.
         """
         for ended, ours in self._own.items():
-            others = [theirs for theirs in self._comparable(ended).values() if theirs != ours]
-            if len(others) * 2 > members or (others and len(others) * 2 == members and ours > min(others)):
+            others = self._differing[ended]
+            if len(others) * 2 > members or (others and len(others) * 2 == members and ours > min(others.values())):
                 return True
 
         return False
 
-    def _comparable(self, ended: bool) -> dict[int, bytes]:
-        """Digests by slot of peers with the same history as ours; empty before we have one."""
+    def _compare(self, slot: int, *, ended: bool) -> None:
+        """Look at what a peer has sent anew, once we have a digest of our own with which it may be compared."""
         seed = self._seeds.get(ended)
         if seed is None:
-            return {}
+            return
 
-        return {slot: by_seed[seed] for slot, by_seed in self._received[ended].items() if seed in by_seed}
+        theirs = self._received[ended][slot].get(seed)
+        self._comparable[ended].pop(slot, None)
+        self._differing[ended].pop(slot, None)
+        if theirs is not None:
+            self._comparable[ended][slot] = theirs
+            if theirs != self._own.get(ended):
+                self._differing[ended][slot] = theirs

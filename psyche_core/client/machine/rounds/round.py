@@ -50,9 +50,10 @@ class RoundRecord:
     the first valid payload that arrived. arrived: when the verified result of each slot did; kept: slots whose verified result
     is in our journal. finished: slots that sent Finished, and when it arrived; own_done_at: when our share was trained;
     opened_at: when we first saw the round. evidence: by slot of the trainer that signed two results. settled_by: the state with
-    all statements about the round; missed: we did not see them all. all_sent: we have nothing left to send in this round.
-    nearly_done: our training is expected to end before the next round can begin, and nearly_done_at when we knew. digest: of our
-    masters during the round, taken once its applies are done. height: of the round in its epoch.
+    all statements about the round, and ballots what they say, as counted in the state `counted_in`; missed: we did not see them
+    all. all_sent: we have nothing left to send in this round. nearly_done: our training is expected to end before the next round
+    can begin, and nearly_done_at when we knew. digest: of our masters during the round, taken once its applies are done.
+    height: of the round in its epoch.
     """
 
     epoch: int
@@ -83,6 +84,8 @@ class RoundRecord:
     evidence: dict[int, Evidence] = field(default_factory=dict)
     decided_results: dict[int, Result | Literal["void"]] = field(default_factory=dict)
     settled_by: CoordinatorState | None = None
+    ballots: witness.Ballots | None = None
+    counted_in: CoordinatorState | None = None
     missed: bool = False
     accepted: frozenset[int] = frozenset()
     waiting_since: float | None = None
@@ -166,8 +169,13 @@ class RoundRecord:
         if self.settled_by is None:
             return None
 
+        if self.counted_in is not self.settled_by:
+            self.ballots, self.counted_in = witness.ballots(self.settled_by, self.round), self.settled_by
+        if self.ballots is None:
+            return None
+
         known = self.candidates.get(slot, {})
-        verdict = witness.judge(self.settled_by, self.round, slot, known)
+        verdict = self.ballots.judge(slot, known)
         if verdict.chosen is not None:
             self.decided_results[slot] = known[verdict.chosen]
         elif verdict.void:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from psyche_core.coordinator.history import histories
 from psyche_core.coordinator.round.assignment import shares
-from psyche_core.coordinator.round.witness import accepted_slots, judge, statements_digest
+from psyche_core.coordinator.round.witness import accepted_slots, ballots, statements_digest
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState, Round
 from psyche_core.types import Decision, RunState
 
@@ -113,9 +113,11 @@ def settled_rounds(state: CoordinatorState, known: Iterable[StoredResult], *, af
             return
 
         results: dict[int, tuple[bytes, bytes]] = {}
+        counted = ballots(view, played)
+        assert counted is not None
         for slot in sorted(accepted_slots(view, played).intersection(shares(view, played))):
             announced = candidates.get((played.height, slot), {})
-            verdict = judge(view, played, slot, announced)
+            verdict = counted.judge(slot, announced)
             if verdict.void:
                 continue
             if verdict.chosen is None:
