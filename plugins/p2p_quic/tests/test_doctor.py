@@ -53,14 +53,28 @@ def test_the_kind_of_router_follows_from_what_observers_saw(seen: list[str], kin
             "direct",
             "you can take part: others will reach this machine directly, or mostly through the relay if",
         ),
-        (figures(relay(udp=False)), "relayed", "you will be relayed: UDP does not get through"),
-        (figures(relay(udp=False, reachable=True), relay(OTHER, reachable=False)), "relayed", "you will be relayed"),
+        (
+            figures(relay(udp=False)),
+            "relayed",
+            "you can take part, and will be relayed unless only the relay's UDP port",
+        ),
+        (
+            figures(relay(udp=False, reachable=True), relay(OTHER, reachable=False)),
+            "relayed",
+            "you can take part, and will be relayed unless only the relay's UDP port",
+        ),
+        (figures(relay(udp=False), relay(OTHER, udp=False)), "relayed", "you will be relayed: no relay's observer answered"),
         (
             figures(relay(udp=True, seen="203.0.113.5:1"), relay(OTHER, udp=True, seen="203.0.113.5:2")),
             "relayed",
             "you will be relayed to members behind most routers",
         ),
-        (figures(relay(udp=False, refused=True)), "impossible", "you cannot take part, because UDP does not get through"),
+        (figures(relay(udp=False, refused=True)), "unknown", "it is not known whether you can take part: no relay can be used"),
+        (
+            figures(*(relay(url, udp=False, refused=True) for url in (URL, OTHER))),
+            "impossible",
+            "you cannot take part, because UDP is most likely blocked here and no relay can be used",
+        ),
         (
             figures(relay(reachable=False)),
             "direct",
@@ -104,6 +118,35 @@ def test_advice_names_the_clock_and_the_port() -> None:
 )
 def test_what_cannot_be_reached_or_was_not_asked_has_its_own_advice(measured: Figures, says: str) -> None:
     (advice,) = judge(measured).advice
+    assert advice.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("relays", "line", "says"),
+    [
+        ([relay(udp=False)], "no answer, so it is blocked either here or at the relay", "here: let UDP out"),
+        (
+            [relay(udp=False), relay(f"{URL}:3341", udp=False)],
+            "no answer, so it is blocked either here or at the relay",
+            "here: let UDP out",
+        ),
+        (
+            [relay(udp=False), relay(OTHER, udp=False)],
+            "no answer from any relay, so it is most likely blocked here",
+            "let UDP out",
+        ),
+        (
+            [relay(udp=False), relay(OTHER, udp=True, seen="203.0.113.5:51514")],
+            "open",
+            f"UDP is open here, but the observer of {URL} does not answer: its owner must let UDP in",
+        ),
+    ],
+)
+def test_udp_is_blamed_on_nobody_whom_the_figures_do_not_name(relays: list[RelayFigures], line: str, says: str) -> None:
+    measured = figures(*relays)
+    verdict = judge(measured)
+    assert any(each.startswith(f"UDP: {line}") for each in lines(measured, verdict))
+    (advice,) = verdict.advice
     assert advice.startswith(says)
 
 

@@ -16,6 +16,11 @@ _NAT = {
     "unknown": "unknown: no observer told the address that others see",
 }
 
+_SILENT = {
+    "either": "no answer, so it is blocked either here or at the relay",
+    "here": "no answer from any relay, so it is most likely blocked here",
+}
+
 
 def lines(figures: Figures, verdict: Verdict) -> Iterator[str]:
     """Yield the report; the verdict comes last."""
@@ -27,7 +32,7 @@ def lines(figures: Figures, verdict: Verdict) -> Iterator[str]:
         yield f"server {printable(server)}: not reached ({printable(figures.server_problem)})"
     for relay in figures.relays:
         yield from _relay(relay)
-    yield f"UDP: {'not tested' if verdict.udp is None else 'open' if verdict.udp else 'blocked'}"
+    yield f"UDP: {'not tested' if verdict.udp is None else 'open' if verdict.udp else _SILENT[verdict.blamed]}"
     yield f"own addresses: {', '.join(f'{ip} port {port}' for ip, port in figures.local)}"
     yield f"seen from outside: {', '.join(dict.fromkeys(verdict.seen)) or 'unknown'}"
     yield f"router: {_NAT[verdict.nat]}"
