@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
+import struct
+import sys
+from pathlib import Path
 
 import pytest
 from nacl.signing import SigningKey
@@ -272,6 +276,37 @@ async def test_a_reader_that_stalls_costs_its_queue_and_is_closed_while_others_g
                 assert server.router.counters.frames_dropped > 0
             await until(lambda: server.router.client_count == 2)
             assert server.router.queued_bytes == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what its kernel keeps")
+async def test_the_kernel_keeps_little_for_a_reader_that_stalls_and_nothing_once_it_is_cut_off() -> None:
+    async with serving(write_seconds=0.5) as (server, url), RelayClient.login(url) as alice:
+        async with RelayClient.login(url, max_queue=1) as stalled:
+            stalled.socket.transport.pause_reading()
+            sockets = [
+                connection._transport.get_extra_info("socket") for connection in server._connections if connection._transport
+            ]
+            most = 0
+            while not server.router.counters.write_timeouts:
+                await alice.send(stalled, bytes(60_000))
+                await asyncio.sleep(0)
+                most = max(most, *(kept_for(each) for each in sockets if each.fileno() >= 0))
+            assert 100_000 < most < 2 * server.limits.send_buffer_bytes + 100_000
+            await until(lambda: len(server._connections) == 1)
+            assert closed_with_bytes_to_send(server.port) == 0
+
+
+def kept_for(connection: socket.socket) -> int:
+    """The bytes of kernel memory that wait to be sent, the kernel's structures included."""
+    so_meminfo, write_queue = 55, 5
+    return int(struct.unpack("9I", connection.getsockopt(socket.SOL_SOCKET, so_meminfo, 36))[write_queue])
+
+
+def closed_with_bytes_to_send(port: int) -> int:
+    """How many sockets of this port are closed, and still hold bytes for the other side."""
+    fin_wait = "04"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == fin_wait for row in rows)
 
 
 HOSTILE = {

@@ -2,6 +2,6 @@
 
 Pure, with no socket and no clock: `protocol` encodes and decodes, `limits`, `admission` and `access` decide what is allowed,
 `connection` handles one connection, `router` forwards, and `metrics` counts. `server` does the I/O: it owns the sockets, passes
-the time, and carries out what the others decide. `login` is the other side: a client that finds out whether a relay admits it.
-The command and its options are in `relay_program`.
+the time, and carries out what the others decide; `kernel_buffers` sets options of sockets. `login` is the other side: a client
+that finds out whether a relay admits it. The command and its options are in `relay_program`.
 """

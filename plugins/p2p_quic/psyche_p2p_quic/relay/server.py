@@ -20,6 +20,7 @@ from psyche_core.rate_limit import TokenBucket
 from psyche_p2p_quic.relay.access import Access
 from psyche_p2p_quic.relay.admission import Admission
 from psyche_p2p_quic.relay.connection import Client, Phase
+from psyche_p2p_quic.relay.kernel_buffers import bound, discard
 from psyche_p2p_quic.relay.limits import RelayLimits
 from psyche_p2p_quic.relay.metrics import CONTENT_TYPE, prometheus_text
 from psyche_p2p_quic.relay.protocol import frames
@@ -260,6 +261,12 @@ class _Socket(asyncio.BufferedProtocol):
         server.router.counters.connections += 1
         server._connections.add(self)
         transport.set_write_buffer_limits(high=_WRITE_BYTES)
+        limits = server.limits
+        bound(
+            transport.get_extra_info("socket"),
+            send_bytes=limits.send_buffer_bytes,
+            unanswered_seconds=limits.ping_seconds + limits.pong_seconds,
+        )
         if server._tls is not None:
             self._tls = ServerTls(server._tls)
         self.client = Client(server.router, host, server._clock())
@@ -354,6 +361,7 @@ class _Socket(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         if self._transport is not None:
+            discard(self._transport.get_extra_info("socket"))
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
