@@ -18,6 +18,7 @@ from tests.nat.meeting import RELAY_PORT, ROOT, Meeting
 pytestmark = pytest.mark.slow
 
 QUIET_SECONDS = 3.0
+SERVER_PORT = 20000
 
 
 class Sniffer:
@@ -109,16 +110,23 @@ def test_without_a_relay_only_members_get_packets(lab: Lab, meeting: Meeting) ->
 
 def doctors_report(lab: Lab, host: Host, *relays: str) -> dict[str, Any]:
     """What the doctor says on a host, as its JSON."""
+    server = lab.relay.start(
+        *(sys.executable, "-m", "tests.nat.coordinator", str(SERVER_PORT)), stdout=subprocess.PIPE, cwd=str(ROOT)
+    )
+    assert server.stdout is not None
+    address = lab.relay.address + server.stdout.readline().strip()
     process = host.start(
         sys.executable,
         "-m",
         "psyche_core",
-        *("doctor", "network", "--server-addr", f"{lab.relay.address}:{RELAY_PORT}", "--json", "--bind-p2p-interface", "eth0"),
+        *("doctor", "network", "--server-addr", address, "--json", "--bind-p2p-interface", "eth0"),
         *(word for relay in relays for word in ("--relay", relay)),
         stdout=subprocess.PIPE,
         cwd=str(ROOT),
     )
     told, _ = process.communicate(timeout=90)
+    server.kill()
+    server.wait()
     assert process.returncode == 0
     report: dict[str, Any] = json.loads(told)
     return report

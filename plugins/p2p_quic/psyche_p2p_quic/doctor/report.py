@@ -26,7 +26,8 @@ def lines(figures: Figures, verdict: Verdict) -> Iterator[str]:
     """Yield the report; the verdict comes last."""
     server = figures.server.partition("#")[0]
     if figures.server_reachable:
-        trouble = f" ({printable(figures.server_problem)})" if figures.server_problem else ""
+        found = figures.server_wrong or figures.server_problem
+        trouble = f" ({printable(found)})" if found else ""
         yield f"server {printable(server)}: reached in {figures.server_ms:.0f} ms{trouble}"
     else:
         yield f"server {printable(server)}: not reached ({printable(figures.server_problem)})"

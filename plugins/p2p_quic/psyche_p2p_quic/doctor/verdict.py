@@ -41,7 +41,7 @@ class RelayFigures:
 class Figures:
     """All that was measured. server: address of the coordinator. local: (ip, port) pairs that the endpoint is bound to.
 
-    run_id: the run that was asked for its relays, None if none was.
+    run_id: the run that was asked for its relays, None if none was. server_wrong, server_unnamed: see `ServerFigures`.
     """
 
     server: str
@@ -51,6 +51,8 @@ class Figures:
     local: tuple[tuple[str, int], ...] = ()
     relays: tuple[RelayFigures, ...] = ()
     run_id: str | None = None
+    server_wrong: str = ""
+    server_unnamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,9 @@ def _judge(figures: Figures, blamed: str) -> Verdict:
     if not figures.server_reachable:
         why = f"the server {figures.server} cannot be reached ({figures.server_problem or 'no answer'})"
         return Verdict("impossible", f"you cannot take part, because {why}", nat, seen, udp, advice)
+    if figures.server_wrong:
+        sentence = f"you cannot take part with the address {printable(figures.server)}: {figures.server_wrong}"
+        return Verdict("impossible", sentence, nat, seen, udp, advice)
 
     if udp is False and blamed == "either":
         if reachable:
@@ -182,8 +187,12 @@ def _judge(figures: Figures, blamed: str) -> Verdict:
 
 def _advice(figures: Figures, nat: str, *, global6: bool) -> list[str]:
     advice = []
-    if not figures.server_reachable:
+    if figures.server_unnamed:
+        advice.append("check the host in the server's address, and whether this machine can look up names")
+    elif not figures.server_reachable:
         advice.append("ask the server's owner for its address, whether it runs, and whether its firewall lets its TCP port in")
+    elif figures.server_wrong:
+        pass  # the sentence says what to do
     elif not figures.relays and figures.run_id is not None and not figures.server_problem:
         advice.append("the run names no relay; its owner starts one with --with-relay, or you name one with --relay URL")
     elif not figures.relays:

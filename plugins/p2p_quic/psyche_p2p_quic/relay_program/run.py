@@ -88,7 +88,8 @@ def read_options(given: Mapping[str, Any]) -> RelayOptions:
         key=key,
     )
     if wanted == "token":
-        return RelayOptions(service=service, access=TokenAccess(first_tokens(given["token_file"])), token_file=given["token_file"])
+        file = given["token_file"]
+        return RelayOptions(service=service, access=TokenAccess(first_tokens(file)), token_file=file)
     if wanted == "open":
         return RelayOptions(service=service)
 
