@@ -77,10 +77,26 @@ def test_the_kind_of_router_follows_from_what_observers_saw(seen: list[str], kin
         ),
         (
             figures(relay(reachable=False)),
+            "unknown",
+            (
+                "it is not known whether you can take part: no relay that was asked can be used, so UDP was not tested; if "
+                "it gets through here, members with public addresses"
+            ),
+        ),
+        (
+            figures(relay(reachable=False), local=(("45.1.2.3", 1),)),
+            "unknown",
+            (
+                "it is not known whether you can take part: no relay that was asked can be used, so UDP was not tested; if "
+                "it gets through here, others reach this machine directly"
+            ),
+        ),
+        (
+            figures(relay(udp=True, refused=True)),
             "direct",
             (
                 "you can take part with members that have public addresses or are in the same network only, because this "
-                "machine has no public address and no relay that was asked"
+                "machine has no public address and no relay that was asked can be used"
             ),
         ),
         (figures(), "direct", "you can take part with members that have public addresses or are in the same network"),
@@ -93,6 +109,11 @@ def test_the_verdict_is_one_of_three(measured: Figures, kind: str, begins: str) 
     verdict = judge(measured)
     assert (verdict.kind, verdict.sentence[: len(begins)]) == (kind, begins)
     assert list(lines(measured, verdict))[-1] == verdict.sentence
+
+
+def test_without_a_relay_it_is_said_that_udp_was_not_tested() -> None:
+    assert judge(figures()).sentence.endswith("no relay was asked; UDP was not tested")
+    assert judge(figures(local=(("45.1.2.3", 1),))).sentence.endswith("(no relay told how others see it; UDP was not tested)")
 
 
 def test_a_symmetric_router_is_no_obstacle_with_ipv6() -> None:
@@ -210,6 +231,17 @@ def test_an_unreachable_server_is_exit_code_1_and_a_wrong_option_2() -> None:
         ["--server-addr", "127.0.0.1:1", "--relay", "nonsense"],
     ):
         assert isinstance(CliRunner().invoke(cli, ["doctor", "network", *wrong]).exception, UserError)  # exit status 2
+
+
+def test_what_could_not_be_found_out_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def measured(server: str, *_: object, **__: object) -> Figures:
+        return replace(figures(relay(reachable=False)), server=server)
+
+    monkeypatch.setattr("psyche_p2p_quic.doctor.checks.measure", measured)
+    words = ["doctor", "network", "--server-addr", "127.0.0.1:1", "--bind-p2p-interface", "127.0.0.1", "--json"]
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert json.loads(done.output)["verdict"]["kind"] == "unknown"
+    assert done.return_value == 1
 
 
 def test_a_token_for_no_relay_is_refused_unless_it_comes_from_the_environment(

@@ -156,8 +156,18 @@ def _judge(figures: Figures, blamed: str) -> Verdict:
         return Verdict("direct", "you can take part: others reach this machine directly", nat, seen, udp, advice)
     if nat == "unknown":
         public = any(ipaddress.ip_address(ip).is_global for ip, _ in figures.local)
+        if udp is None and figures.relays and not reachable:
+            then = (
+                "others reach this machine directly" if public else "members with public addresses can be reached, and no others"
+            )
+            sentence = (
+                "it is not known whether you can take part: no relay that was asked can be used, so UDP was not tested; if "
+                f"it gets through here, {then}"
+            )
+            return Verdict("unknown", sentence, nat, seen, udp, advice)
         if public:
-            sentence = "you can take part: this machine has a public address (no relay told how others see it)"
+            untested = "" if udp else "; UDP was not tested"
+            sentence = f"you can take part: this machine has a public address (no relay told how others see it{untested})"
             return Verdict("direct", sentence, nat, seen, udp, advice)
         if reachable and all(relay.members_only for relay in reachable):
             sentence = (
@@ -168,9 +178,10 @@ def _judge(figures: Figures, blamed: str) -> Verdict:
         if reachable:
             sentence = "you can take part; whether directly or through the relay cannot be told without an observer"
             return Verdict("relayed", sentence, nat, seen, udp, advice)
+        untested = "no relay that was asked can be used" if udp else "no relay was asked; UDP was not tested"
         sentence = (
             "you can take part with members that have public addresses or are in the same network only, because this machine has "
-            f"no public address and {'no relay that was asked can be used' if figures.relays else 'no relay was asked'}"
+            f"no public address and {untested}"
         )
         return Verdict("direct", sentence, nat, seen, udp, advice)
 
