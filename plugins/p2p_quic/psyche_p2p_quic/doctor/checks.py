@@ -18,7 +18,7 @@ from psyche_p2p_quic.doctor.relay_rates import relay_rates
 from psyche_p2p_quic.doctor.server_check import CONNECT_SECONDS, check_server
 from psyche_p2p_quic.doctor.verdict import Figures, RelayFigures
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
-from psyche_p2p_quic.endpoint.links import ObserverRefused
+from psyche_p2p_quic.endpoint.links import LinkLost, ObserverRefused
 from psyche_p2p_quic.endpoint.own_address import RelayAnswer, locate_observer
 from psyche_p2p_quic.relay.login import MembersOnly, RelayLogin, TokenRefused, why_unreachable
 
@@ -146,8 +146,10 @@ async def _ask_observer(endpoint: Endpoint, answer: RelayAnswer) -> tuple[bool, 
             link, observation = await endpoint.call_observer(answer.location, answer.hosts)
     except ObserverRefused as error:
         return True, None, str(error)
-    except (TransportError, WireError, TimeoutError) as error:
-        return False, None, f"the observer did not answer over UDP: {str(error) or 'no answer'}"
+    except (LinkLost, TimeoutError):
+        return False, None, "the observer did not answer over UDP"
+    except (TransportError, WireError) as error:
+        return True, None, f"what answers over UDP is no observer: {error}"
 
     link.close(0, "")
     return True, str(observation), ""
