@@ -228,6 +228,7 @@ def test_an_unreachable_server_is_exit_code_1_and_a_wrong_option_2() -> None:
         ["--server-addr", "nowhere"],
         ["--server-addr", "127.0.0.1:1#00ff"],
         ["--server-addr", "127.0.0.1:1#"],
+        ["--server-addr", "127.0.0.1:99999"],
         ["--server-addr", "127.0.0.1:1", "--relay", "nonsense"],
     ):
         assert isinstance(CliRunner().invoke(cli, ["doctor", "network", *wrong]).exception, UserError)  # exit status 2

@@ -83,8 +83,9 @@ async def test_what_answers_and_is_no_server_is_told_apart_from_one_that_is_busy
 
 
 @pytest.mark.anyio
-async def test_a_name_that_leads_nowhere_is_said_and_no_firewall_is_blamed() -> None:
-    found = await check_server("no-such-host.invalid:20000#insecure")
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
+async def test_a_name_that_leads_nowhere_is_said_and_no_firewall_is_blamed(host: str) -> None:
+    found = await check_server(f"{host}:20000#insecure")
     assert not found.reached
     assert found.unnamed
     assert "name" in found.problem

@@ -55,6 +55,8 @@ async def check_server(server: str) -> ServerFigures:
         return ServerFigures(False, problem=f"the name {host} could not be looked up: no name server answers", unnamed=True)
     except OSError as error:
         return ServerFigures(False, problem=why_unreachable(error), unnamed=True)
+    except ValueError:  # no name at all, such as a..b
+        return ServerFigures(False, problem="its name is not known", unnamed=True)
 
     began = time.perf_counter()
     try:
@@ -73,7 +75,8 @@ def _parts(server: str) -> tuple[str, int, bytes | None]:
     """Return host, port and key; None for a server that need not prove one."""
     place, mark, key = server.partition("#")
     host, _, port = place.rpartition(":")
-    if not host or not port.isdecimal() or (mark and key != "insecure" and not _KEY.fullmatch(key)):
+    usable = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 2**16
+    if not host or not usable or (mark and key != "insecure" and not _KEY.fullmatch(key)):
         message = f"--server-addr {server}: expected host:port#KEY with a key of 64 hexadecimal digits, as the server prints it"
         raise UserError(message)
 

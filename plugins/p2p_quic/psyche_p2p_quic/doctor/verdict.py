@@ -119,7 +119,8 @@ def _judge(figures: Figures, blamed: str) -> Verdict:
         why = f"the server {figures.server} cannot be reached ({figures.server_problem or 'no answer'})"
         return Verdict("impossible", f"you cannot take part, because {why}", nat, seen, udp, advice)
     if figures.server_wrong:
-        sentence = f"you cannot take part with the address {printable(figures.server)}: {figures.server_wrong}"
+        place = printable(figures.server.partition("#")[0])
+        sentence = f"you cannot take part with the address {place}: {figures.server_wrong}"
         return Verdict("impossible", sentence, nat, seen, udp, advice)
 
     if udp is False and blamed == "either":
