@@ -42,6 +42,7 @@ MAX_RELAYS = 8
 MAX_RELAY_BYTES = 255
 
 _RELAY_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+/?")
+_EVERY_ADDRESS_URL = re.compile(r"https?://([0.]+|\[[0:]+\])(:[0-9]*)?/?")
 _UNSEEN = frozenset({"Cc", "Cf", "Zl", "Zp"})
 """Unicode categories of characters that control how text is shown."""
 
@@ -126,6 +127,9 @@ def _relay_url(value: Any) -> Any:
         return value
     if not _RELAY_URL.fullmatch(value):
         message = "must be the URL of a relay, http(s)://HOST[:PORT]"
+        raise ValueError(message)
+    if _EVERY_ADDRESS_URL.fullmatch(value):
+        message = f"must be a URL at which members reach the relay, got {value}, which means every address of a machine"
         raise ValueError(message)
 
     return _limited_text(value, at_most=MAX_RELAY_BYTES)

@@ -68,6 +68,19 @@ async def test_a_server_on_every_interface_must_say_where_its_relay_is(local_tes
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("url", ["http://0.0.0.0:3340", "http://[::]:3340"])
+async def test_a_relay_is_not_offered_at_an_address_that_nobody_can_connect_to(local_testnet: Any, url: str) -> None:
+    folder = local_testnet()
+    options = {"state": folder / "state.toml", "data_config": folder / "data.toml", "server_port": 0, "with_relay": True}
+    settings = load_settings(ServerSettings, {**options, "relay_url": url, "relay_port": 0})
+    with (
+        anyio.fail_after(60),
+        pytest.raises(ConfigError, match="means every address of this machine, which nobody can connect to"),
+    ):
+        await serve_run(settings, PluginRegistry.discover(), EventBus())
+
+
+@pytest.mark.anyio
 async def test_a_relay_that_is_not_installed_is_a_sentence(local_testnet: Any) -> None:
     folder = local_testnet()
     options = {"state": folder / "state.toml", "data_config": folder / "data.toml", "with_relay": True, "relay": "mine"}

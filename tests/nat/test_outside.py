@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.nat.meeting import RELAY_PORT, ROOT, Meeting
 pytestmark = pytest.mark.slow
 
 QUIET_SECONDS = 3.0
+SERVER_PORT = 20000
 
 
 class Sniffer:
@@ -106,6 +108,30 @@ def test_without_a_relay_only_members_get_packets(lab: Lab, meeting: Meeting) ->
     assert strangers == []
 
 
+def doctors_report(lab: Lab, host: Host, *relays: str) -> dict[str, Any]:
+    """What the doctor says on a host, as its JSON."""
+    server = lab.relay.start(
+        *(sys.executable, "-m", "tests.nat.coordinator", str(SERVER_PORT)), stdout=subprocess.PIPE, cwd=str(ROOT)
+    )
+    assert server.stdout is not None
+    address = lab.relay.address + server.stdout.readline().strip()
+    process = host.start(
+        sys.executable,
+        "-m",
+        "psyche_core",
+        *("doctor", "network", "--server-addr", address, "--json", "--bind-p2p-interface", "eth0"),
+        *(word for relay in relays for word in ("--relay", relay)),
+        stdout=subprocess.PIPE,
+        cwd=str(ROOT),
+    )
+    told, _ = process.communicate(timeout=90)
+    server.kill()
+    server.wait()
+    assert process.returncode == 0
+    report: dict[str, Any] = json.loads(told)
+    return report
+
+
 @pytest.mark.parametrize(
     ("kind", "verdict", "nat", "udp"),
     [
@@ -119,20 +145,27 @@ def test_the_doctor_knows_the_router(lab: Lab, meeting: Meeting, kind: str, verd
     second = lab.public("second")
     with Meeting.second_relay(second) as url:
         host = lab.host(kind, kind)
-        process = host.start(
-            sys.executable,
-            "-m",
-            "psyche_core",
-            *("doctor", "network", "--server-addr", f"{lab.relay.address}:{RELAY_PORT}", "--json"),
-            *("--relay", meeting.url, "--relay", url, "--bind-p2p-interface", "eth0"),
-            stdout=subprocess.PIPE,
-            cwd=str(ROOT),
-        )
-        told, _ = process.communicate(timeout=90)
-    assert process.returncode == 0
-    report = json.loads(told)
+        report = doctors_report(lab, host, meeting.url, url)
     assert (report["verdict"]["kind"], report["verdict"]["nat"], report["verdict"]["udp"]) == (verdict, nat, udp)
     assert [relay["reachable"] for relay in report["relays"]] == [True, True]
     assert all(relay["upload"] > 0 and relay["download"] > 0 and abs(relay["clock_offset"]) < 3 for relay in report["relays"])
     if udp:
         assert {relay["seen"].partition(":")[0] for relay in report["relays"]} == {host.outside}
+
+
+def test_the_doctor_does_not_blame_a_member_for_a_relay_whose_own_udp_port_is_closed(lab: Lab, meeting: Meeting) -> None:
+    lab.relay.space.do(
+        "nft",
+        "-f",
+        "-",
+        given=f"""table inet closed {{
+          chain input {{ type filter hook input priority 0; udp dport {RELAY_PORT} drop
+          }}
+        }}""",
+    )
+    with Meeting.second_relay(lab.public("second")) as url:
+        host = lab.behind("full", "full")
+        alone, both = doctors_report(lab, host, meeting.url), doctors_report(lab, host, meeting.url, url)
+    assert (alone["verdict"]["kind"], alone["verdict"]["udp"], alone["verdict"]["blamed"]) == ("relayed", False, "either")
+    assert (both["verdict"]["kind"], both["verdict"]["udp"], both["verdict"]["blamed"]) == ("direct", True, "")
+    assert any(f"the observer of {meeting.url} does not answer" in each for each in both["verdict"]["advice"])

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from psyche_core.errors import ConfigError
 from psyche_p2p_quic.addresses.relay_urls import RelayChoice
 
 MAX_ADVERTISED = 4
@@ -45,7 +46,8 @@ class QuicOptions(BaseSettings):
         default=None,
         description=(
             "IP[:PORT] at which others reach this client, where it cannot know it: a router that forwards a port, or a cloud "
-            "that translates addresses. The port defaults to --bind-p2p-port. Up to four, separated by commas."
+            "that translates addresses. The port defaults to --bind-p2p-port; one of the two must be given. Up to four, "
+            "separated by commas."
         ),
     )
 
@@ -98,6 +100,18 @@ def parse_advertised(text: str | None) -> tuple[tuple[str, int | None], ...]:
         raise ValueError(message)
 
     return tuple(_advertised(part) for part in parts)
+
+
+def check_advertised_ports(text: str | None, *, port: int) -> None:
+    """Raise ConfigError for an advertised address without a port if we bind any free one (port 0): nobody can forward it."""
+    missing = [ip for ip, given in parse_advertised(text) if given is None]
+    if missing and port == 0:
+        shown = f"[{missing[0]}]" if ":" in missing[0] else missing[0]
+        message = (
+            f"--advertise-address {missing[0]} names no port, and without --bind-p2p-port this client binds another one at each "
+            f"start; give {shown}:PORT with the port that leads here, or --bind-p2p-port PORT if it is the same"
+        )
+        raise ConfigError(message)
 
 
 def _advertised(text: str) -> tuple[str, int | None]:

@@ -34,7 +34,7 @@ from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.endpoint.links import Link, Stream
 from psyche_p2p_quic.endpoint.own_address import OwnAddress
-from psyche_p2p_quic.options import QuicOptions, parse_advertised
+from psyche_p2p_quic.options import QuicOptions, check_advertised_ports, parse_advertised
 from psyche_p2p_quic.relay.login import why_refused
 from psyche_p2p_quic.settings import QuicSettings
 
@@ -91,9 +91,10 @@ class QuicTransport(Transport):
 
     @classmethod
     def from_context(cls, context: TransportContext) -> QuicTransport:
-        """Return the transport for a context of the hook."""
+        """Return the transport for a context of the hook. Raises ConfigError for options that contradict each other."""
         options = context.settings
         assert options is None or isinstance(options, QuicOptions)
+        check_advertised_ports(None if options is None else options.advertise_address, port=context.port)
         return cls(
             context.run_id,
             context.key,

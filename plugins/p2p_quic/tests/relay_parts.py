@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import os
 import ssl
+import subprocess
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Self
 
+import pytest
 from blake3 import blake3
 from nacl.signing import SigningKey
 from websockets.asyncio.client import ClientConnection, connect
@@ -119,3 +122,15 @@ async def serving(
 def random_bytes(count: int) -> bytes:
     """Payload that does not compress or repeat."""
     return os.urandom(count)
+
+
+def certificate_in(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that it has signed itself, and its key."""
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed, which makes the test's certificate")
+    return cert, key

@@ -53,20 +53,50 @@ def test_the_kind_of_router_follows_from_what_observers_saw(seen: list[str], kin
             "direct",
             "you can take part: others will reach this machine directly, or mostly through the relay if",
         ),
-        (figures(relay(udp=False)), "relayed", "you will be relayed: UDP does not get through"),
-        (figures(relay(udp=False, reachable=True), relay(OTHER, reachable=False)), "relayed", "you will be relayed"),
+        (
+            figures(relay(udp=False)),
+            "relayed",
+            "you can take part, and will be relayed unless only the relay's UDP port",
+        ),
+        (
+            figures(relay(udp=False, reachable=True), relay(OTHER, reachable=False)),
+            "relayed",
+            "you can take part, and will be relayed unless only the relay's UDP port",
+        ),
+        (figures(relay(udp=False), relay(OTHER, udp=False)), "relayed", "you will be relayed: no relay's observer answered"),
         (
             figures(relay(udp=True, seen="203.0.113.5:1"), relay(OTHER, udp=True, seen="203.0.113.5:2")),
             "relayed",
             "you will be relayed to members behind most routers",
         ),
-        (figures(relay(udp=False, refused=True)), "impossible", "you cannot take part, because UDP does not get through"),
+        (figures(relay(udp=False, refused=True)), "unknown", "it is not known whether you can take part: no relay can be used"),
+        (
+            figures(*(relay(url, udp=False, refused=True) for url in (URL, OTHER))),
+            "impossible",
+            "you cannot take part, because UDP is most likely blocked here and no relay can be used",
+        ),
         (
             figures(relay(reachable=False)),
+            "unknown",
+            (
+                "it is not known whether you can take part: no relay that was asked can be used, so UDP was not tested; if "
+                "it gets through here, members with public addresses"
+            ),
+        ),
+        (
+            figures(relay(reachable=False), local=(("45.1.2.3", 1),)),
+            "unknown",
+            (
+                "it is not known whether you can take part: no relay that was asked can be used, so UDP was not tested; if "
+                "it gets through here, others reach this machine directly"
+            ),
+        ),
+        (
+            figures(relay(udp=True, refused=True)),
             "direct",
             (
                 "you can take part with members that have public addresses or are in the same network only, because this "
-                "machine has no public address and no relay that was asked"
+                "machine has no public address and no relay that was asked can be used"
             ),
         ),
         (figures(), "direct", "you can take part with members that have public addresses or are in the same network"),
@@ -79,6 +109,11 @@ def test_the_verdict_is_one_of_three(measured: Figures, kind: str, begins: str) 
     verdict = judge(measured)
     assert (verdict.kind, verdict.sentence[: len(begins)]) == (kind, begins)
     assert list(lines(measured, verdict))[-1] == verdict.sentence
+
+
+def test_without_a_relay_it_is_said_that_udp_was_not_tested() -> None:
+    assert judge(figures()).sentence.endswith("no relay was asked; UDP was not tested")
+    assert judge(figures(local=(("45.1.2.3", 1),))).sentence.endswith("(no relay told how others see it; UDP was not tested)")
 
 
 def test_a_symmetric_router_is_no_obstacle_with_ipv6() -> None:
@@ -104,6 +139,35 @@ def test_advice_names_the_clock_and_the_port() -> None:
 )
 def test_what_cannot_be_reached_or_was_not_asked_has_its_own_advice(measured: Figures, says: str) -> None:
     (advice,) = judge(measured).advice
+    assert advice.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("relays", "line", "says"),
+    [
+        ([relay(udp=False)], "no answer, so it is blocked either here or at the relay", "here: let UDP out"),
+        (
+            [relay(udp=False), relay(f"{URL}:3341", udp=False)],
+            "no answer, so it is blocked either here or at the relay",
+            "here: let UDP out",
+        ),
+        (
+            [relay(udp=False), relay(OTHER, udp=False)],
+            "no answer from any relay, so it is most likely blocked here",
+            "let UDP out",
+        ),
+        (
+            [relay(udp=False), relay(OTHER, udp=True, seen="203.0.113.5:51514")],
+            "open",
+            f"UDP is open here, but the observer of {URL} does not answer: its owner must let UDP in",
+        ),
+    ],
+)
+def test_udp_is_blamed_on_nobody_whom_the_figures_do_not_name(relays: list[RelayFigures], line: str, says: str) -> None:
+    measured = figures(*relays)
+    verdict = judge(measured)
+    assert any(each.startswith(f"UDP: {line}") for each in lines(measured, verdict))
+    (advice,) = verdict.advice
     assert advice.startswith(says)
 
 
@@ -164,9 +228,21 @@ def test_an_unreachable_server_is_exit_code_1_and_a_wrong_option_2() -> None:
         ["--server-addr", "nowhere"],
         ["--server-addr", "127.0.0.1:1#00ff"],
         ["--server-addr", "127.0.0.1:1#"],
+        ["--server-addr", "127.0.0.1:99999"],
         ["--server-addr", "127.0.0.1:1", "--relay", "nonsense"],
     ):
         assert isinstance(CliRunner().invoke(cli, ["doctor", "network", *wrong]).exception, UserError)  # exit status 2
+
+
+def test_what_could_not_be_found_out_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def measured(server: str, *_: object, **__: object) -> Figures:
+        return replace(figures(relay(reachable=False)), server=server)
+
+    monkeypatch.setattr("psyche_p2p_quic.doctor.checks.measure", measured)
+    words = ["doctor", "network", "--server-addr", "127.0.0.1:1", "--bind-p2p-interface", "127.0.0.1", "--json"]
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert json.loads(done.output)["verdict"]["kind"] == "unknown"
+    assert done.return_value == 1
 
 
 def test_a_token_for_no_relay_is_refused_unless_it_comes_from_the_environment(

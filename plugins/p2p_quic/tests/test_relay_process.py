@@ -146,12 +146,16 @@ async def test_ctrl_c_ends_it_with_130() -> None:
         (["--access", "open", "--run-id", "x"], "--access members and --run-id belong together"),
         (["--access", "token"], "--access token and --token-file FILE belong together"),
         (["--token-file", "missing.txt"], "cannot read the token file missing.txt: No such file"),
+        (["--token-file", "empty.txt"], "the token file empty.txt holds no token"),
         (["--run-id", "x", "--run-id", "y", "--server-addr", "a:1"], "one --server-addr for each --run-id, got 1 for 2"),
         (["--run-id", "x", "--no-observer"], "needs the coordinator's address; give --server-addr"),
         (["--run-id", "x", "--server-addr", "nonsense", "--no-observer"], "expected a server address like"),
         (["--access", "open", "--host", "127.0.0.1.name"], "--host is an IP address"),
         (["--access", "open", "--url", "relay.example.org:3340"], "the URL for members is http://HOST:PORT or https://"),
         (["--access", "open", "--url", "http://relay.example.org:99999"], "the URL for members is http://HOST:PORT or https://"),
+        (["--access", "open", "--url", "http://0.0.0.0:3340"], "0.0.0.0 means every address of this machine, which nobody"),
+        (["--access", "open", "--url", "https://[::]"], ":: means every address of this machine, which nobody"),
+        (["--access", "open", "--url", "http://0:3340"], "0 means every address of this machine, which nobody"),
         (["--access", "open", "--tls-cert", "c.pem"], "TLS needs both"),
         (["--access", "open", "--server-addr", "a:1"], "one --server-addr for each --run-id, got 1 for 0"),
         (["--access", "open", "--backend", "solana"], "--backend is for the coordinator of --run-id"),
@@ -173,6 +177,7 @@ def test_what_cannot_work_is_one_sentence(
     """In this process, which is most of a second faster each."""
     monkeypatch.chdir(tmp_path)
     Path("no.pem").write_text("neither certificate nor key\n")
+    Path("empty.txt").write_text("# nobody yet\n")
     result = CliRunner().invoke(command.relay, ["run", "--port", "0", *options])
     assert result.exception is not None
     described = describe_failure(result.exception)
@@ -196,6 +201,23 @@ async def test_a_token_that_is_taken_out_of_the_file_is_cut_off(tmp_path: Path) 
             assert await bob.frame() == b"\x0a12345678"
         with pytest.raises(Refused):
             async with RelayClient.login(relay.url, token="first"):
+                pass
+
+
+async def test_the_last_token_is_revoked_by_an_empty_file_and_stays_while_there_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.txt"
+    file.write_text("only\n")
+    async with relay_process("--token-file", file, "--no-observer") as relay:
+        async with RelayClient.login(relay.url, token="only") as ann:
+            file.unlink()
+            assert "cannot read the token file" in await relay.logged("the tokens read before stay valid")
+            async with RelayClient.login(relay.url, token="only"):
+                pass
+            file.write_text("# nobody\n")
+            assert await ann.closed() == 1008
+        assert "WARNING" in await relay.logged("holds no token any more, so nobody is let in and all were disconnected")
+        with pytest.raises(Refused):
+            async with RelayClient.login(relay.url, token="only"):
                 pass
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
+import struct
+import sys
+from pathlib import Path
 
 import pytest
 from nacl.signing import SigningKey
@@ -274,6 +278,54 @@ async def test_a_reader_that_stalls_costs_its_queue_and_is_closed_while_others_g
             assert server.router.queued_bytes == 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what its kernel keeps")
+async def test_the_kernel_keeps_little_for_a_reader_that_stalls_and_nothing_once_it_is_cut_off() -> None:
+    async with serving(write_seconds=0.5) as (server, url), RelayClient.login(url) as alice:
+        async with RelayClient.login(url, max_queue=1) as stalled:
+            stalled.socket.transport.pause_reading()
+            sockets = [
+                connection._transport.get_extra_info("socket") for connection in server._connections if connection._transport
+            ]
+            most = 0
+            while not server.router.counters.write_timeouts:
+                await alice.send(stalled, bytes(60_000))
+                await asyncio.sleep(0)
+                most = max(most, *(kept_for(each) for each in sockets if each.fileno() >= 0))
+            assert 100_000 < most < 2 * server.limits.send_buffer_bytes + 100_000
+            await until(lambda: len(server._connections) == 1)
+            assert closed_with_bytes_to_send(server.port) == 0
+
+
+def kept_for(connection: socket.socket) -> int:
+    """The bytes of kernel memory that wait to be sent, the kernel's structures included."""
+    so_meminfo, write_queue = 55, 5
+    return int(struct.unpack("9I", connection.getsockopt(socket.SOL_SOCKET, so_meminfo, 36))[write_queue])
+
+
+def closed_with_bytes_to_send(port: int) -> int:
+    """How many sockets of this port are closed, and still hold bytes for the other side."""
+    fin_wait = "04"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == fin_wait for row in rows)
+
+
+@pytest.mark.parametrize("before", [False, True])
+async def test_an_empty_frame_is_called_one(before: bool) -> None:
+    async with serving() as (_, url), contextlib.AsyncExitStack() as stack:
+        if before:
+            socket = await stack.enter_async_context(open_socket(url))
+            await received(socket)
+        else:
+            socket = (await stack.enter_async_context(RelayClient.login(url))).socket
+        await socket.send(b"")
+        reasons = []
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                reasons.append((await received(socket)).decode(errors="replace"))
+        reasons.append(socket.close_reason or "")
+        assert "got an empty frame" in " ".join(reasons)
+
+
 HOSTILE = {
     "unknown type": (b"\x3f" + bytes(40), 1002),
     "too large for a frame": (b"\x04" + bytes(65_537), 1009),
@@ -393,17 +445,39 @@ async def test_who_comes_and_goes_is_logged_without_strangers(caplog: pytest.Log
     ]
 
 
-async def test_a_refused_login_is_logged_with_its_address_and_a_flood_of_them_briefly(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_login_is_logged_once_with_its_address_until_it_was_admitted(caplog: pytest.LogCaptureFixture) -> None:
+    async def refused_times(url: str, times: int) -> None:
+        for _ in range(times):
+            with pytest.raises(Refused):
+                async with RelayClient.login(url, key=KEY, token="wrong"):
+                    pass
+
+    with caplog.at_level(logging.INFO, "psyche.relay"):
+        access = TokenAccess(["right"])
+        async with serving(access) as (_, url):
+            await refused_times(url, 5)
+            assert len(refusals(caplog)) == 1
+            access.replace(["wrong"])
+            async with RelayClient.login(url, key=KEY, token="wrong"):
+                pass
+            access.replace(["right"])
+            await refused_times(url, 2)
+    short = bytes(KEY.verify_key).hex()[:10]
+    assert refusals(caplog) == 2 * [f"{short} refused, from 127.0.0.1: this relay needs a token: not authorized"]
+
+
+async def test_a_flood_of_refused_logins_is_logged_briefly(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "psyche.relay"):
         async with serving(TokenAccess(["right"])) as (_, url):
             for _ in range(40):
                 with pytest.raises(Refused):
-                    async with RelayClient.login(url, key=KEY, token="wrong"):
+                    async with RelayClient.login(url, token="wrong"):
                         pass
-    lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
-    short = bytes(KEY.verify_key).hex()[:10]
-    assert lines[0] == f"{short} refused, from 127.0.0.1: this relay needs a token: not authorized"
-    assert len(lines) < 40
+    assert 20 <= len(refusals(caplog)) < 40
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
 
 
 async def test_who_is_admitted_when_the_members_change_is_logged_too(caplog: pytest.LogCaptureFixture) -> None:

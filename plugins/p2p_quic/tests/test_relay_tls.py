@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from plugins.p2p_quic.tests.relay_parts import TIMEOUT, RelayClient, random_bytes, serving
+from plugins.p2p_quic.tests.relay_parts import TIMEOUT, RelayClient, certificate_in, random_bytes, serving
 from plugins.p2p_quic.tests.relay_sockets import until
 from psyche_p2p_quic.relay.protocol.tls import ServerTls
 
@@ -20,15 +19,7 @@ pytestmark = pytest.mark.anyio
 # -------------------------------------------------------------------------------------------------------------------- TLS
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed, which makes the test's certificate")
-    return cert, key
+    return certificate_in(tmp_path_factory.mktemp("tls"))
 
 
 async def test_the_same_over_tls(certificate: tuple[Path, Path]) -> None:

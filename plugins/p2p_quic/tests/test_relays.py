@@ -14,6 +14,7 @@ from anyio.abc import SocketStream
 
 from psyche_core.config.options.loading import load_settings
 from psyche_core.errors import CannotBind, ConfigError, UserError, WireError
+from psyche_core.hookspecs import TransportContext
 from psyche_core.testing.transport import connected, received, until
 from psyche_core.wire import codec
 from psyche_core.wire.signing import SecretKey
@@ -128,6 +129,18 @@ def test_advertised_addresses() -> None:
     for wrong in ("", "home.example.org", "203.0.113.7:", "203.0.113.7:0", "0.0.0.0", "224.0.0.1", "1.2.3.4:99999", "[::1"):
         with pytest.raises(ConfigError, match="--advertise-address"):
             options(advertise_address=wrong or ",")
+
+
+@pytest.mark.parametrize("advertised", ["203.0.113.7", "203.0.113.8:4433,2001:db8::7"])
+def test_an_advertised_address_needs_a_port_that_stays(advertised: str) -> None:
+    context = TransportContext(run_id="run", key=SecretKey.generate(), settings=options(advertise_address=advertised))
+    with pytest.raises(
+        ConfigError, match=r"names no port, and without --bind-p2p-port .*; give .*:PORT with the port"
+    ) as refused:
+        QuicTransport.from_context(context)
+    assert "\n" not in str(refused.value)
+    QuicTransport.from_context(replace(context, port=4433))
+    QuicTransport.from_context(replace(context, settings=options(advertise_address="203.0.113.7:4433")))
 
 
 def test_an_address_of_version_1_is_still_read_and_one_of_version_2_keeps_everything() -> None:

@@ -56,3 +56,7 @@ def test_the_event_survives_a_file() -> None:
     parsed = from_json(to_json(event))
     assert parsed is not None
     assert parsed[1] == event
+
+
+def test_the_warning_does_not_say_that_it_is_our_own_router() -> None:
+    assert "at this machine or at the others" in ONLY_RELAYED

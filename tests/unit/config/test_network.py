@@ -40,6 +40,21 @@ def test_without_the_table_everything_looks_as_before() -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["http://0.0.0.0:3340", "https://0.0.0.0", "http://[::]:3340/", "http://[0:0::0]", "http://0:3340"]
+)
+def test_a_relay_at_every_address_is_at_none(url: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"must be a URL at which members reach the relay, got http.*, which means every address"
+    ):
+        model(f'{RUN}\n[model.network]\nrelays = ["{url}"]\n')
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.0:3340", "http://[::1]:3340", "http://0.example.org", "http://[2001:db8::]:80"])
+def test_a_host_with_zeros_in_it_is_a_host(url: str) -> None:
+    assert model(f'{RUN}\n[model.network]\nrelays = ["{url}"]\n').relays == (url,)
+
+
+@pytest.mark.parametrize(
     "wrong", ['["relay.example.org"]', '["ftp://a"]', '"https://a"', str(["https://a"] * 9).replace("'", '"')]
 )
 def test_what_is_no_list_of_relays_is_refused(wrong: str) -> None:

@@ -1,4 +1,5 @@
 """`psyche doctor network`: whether this machine can take part in a run, and how others will reach it.
 
-`checks` measures, `relay_rates` measures a relay's speed, `verdict` interprets the figures (pure), `command` is the command.
+`checks` measures, with `server_check` for the server and `relay_rates` for a relay's speed; `verdict` interprets the figures
+(pure), `report` and `command` are what people see.
 """

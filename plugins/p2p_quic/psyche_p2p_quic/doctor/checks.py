@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import logging
-import re
 import time
 from collections.abc import Sequence
 
@@ -16,16 +15,15 @@ from psyche_core.sdk.observe import observed_run
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.addresses.relay_urls import canonical_relays
 from psyche_p2p_quic.doctor.relay_rates import relay_rates
+from psyche_p2p_quic.doctor.server_check import CONNECT_SECONDS, check_server
 from psyche_p2p_quic.doctor.verdict import Figures, RelayFigures
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
-from psyche_p2p_quic.endpoint.links import ObserverRefused
+from psyche_p2p_quic.endpoint.links import LinkLost, ObserverRefused
 from psyche_p2p_quic.endpoint.own_address import RelayAnswer, locate_observer
 from psyche_p2p_quic.relay.login import MembersOnly, RelayLogin, TokenRefused, why_unreachable
 
 logger: logging.Logger = logging.getLogger("psyche.p2p.doctor")
 
-CONNECT_SECONDS = 5.0
-_KEY = re.compile("[0-9a-fA-F]{64}")
 OBSERVER_SECONDS = 6.0
 LOGIN_SECONDS = 15.0
 
@@ -47,9 +45,10 @@ async def measure(
     bind; see `addresses.interfaces`. key: our own, for relays that serve members only; None makes one. rates: whether to measure
     a relay's speed, which takes some seconds. Raises UserError for a wrong server address, and TransportError.
     """
-    reached, ms, problem = await _connect(server)
+    checked = await check_server(server)
+    problem = checked.problem
     found = list(relays)
-    if run_id is not None and reached:
+    if run_id is not None and checked.reached and not checked.wrong:
         try:
             found += await _relays_of_run(run_id, server, key)
         except UserError:
@@ -63,26 +62,17 @@ async def measure(
         figures = [await _relay(url, endpoint, key, token=token, rates=rates) for url in canonical_relays(found)]
     finally:
         await endpoint.aclose(timeout=1.0)
-    return Figures(server, reached, ms, problem, local, tuple(figures), run_id)
-
-
-async def _connect(server: str) -> tuple[bool, float | None, str]:
-    """Return whether the server accepts a connection, the milliseconds, and if it does not, why."""
-    place, mark, key = server.partition("#")
-    host, _, port = place.rpartition(":")
-    if not host or not port.isdecimal() or (mark and key != "insecure" and not _KEY.fullmatch(key)):
-        message = f"--server-addr {server}: expected host:port#KEY with a key of 64 hexadecimal digits, as the server prints it"
-        raise UserError(message)
-
-    began = time.perf_counter()
-    try:
-        with anyio.fail_after(CONNECT_SECONDS):
-            stream = await anyio.connect_tcp(host.strip("[]"), int(port))
-        await stream.aclose()
-    except (OSError, TimeoutError) as error:
-        return False, None, why_unreachable(error)
-
-    return True, _ms(began), ""
+    return Figures(
+        server,
+        checked.reached,
+        checked.ms,
+        problem,
+        local,
+        tuple(figures),
+        run_id,
+        server_wrong=checked.wrong,
+        server_unnamed=checked.unnamed,
+    )
 
 
 async def _relays_of_run(run_id: str, server: str, key: SecretKey | None) -> tuple[str, ...]:
@@ -156,8 +146,10 @@ async def _ask_observer(endpoint: Endpoint, answer: RelayAnswer) -> tuple[bool, 
             link, observation = await endpoint.call_observer(answer.location, answer.hosts)
     except ObserverRefused as error:
         return True, None, str(error)
-    except (TransportError, WireError, TimeoutError) as error:
-        return False, None, f"the observer did not answer over UDP: {str(error) or 'no answer'}"
+    except (LinkLost, TimeoutError):
+        return False, None, "the observer did not answer over UDP"
+    except (TransportError, WireError) as error:
+        return True, None, f"what answers over UDP is no observer: {error}"
 
     link.close(0, "")
     return True, str(observation), ""

@@ -51,7 +51,7 @@ def network(
     """Test the network between this machine, a server and relays, and say how others will reach it.
 
     Contacts the given server and relays, and the relays that the run names; nobody else. Exit status: 0 if you can take part,
-    directly or relayed; 1 if you cannot; 2 for an error in the options.
+    directly or relayed; 1 if you cannot, or if that could not be found out; 2 for an error in the options.
     """
     import anyio
 
@@ -91,4 +91,4 @@ def network(
     else:
         for line in lines(figures, verdict):
             click.echo(line)
-    return 1 if verdict.kind == "impossible" else 0
+    return 1 if verdict.kind in ("impossible", "unknown") else 0

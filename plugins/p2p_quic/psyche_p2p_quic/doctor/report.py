@@ -16,18 +16,24 @@ _NAT = {
     "unknown": "unknown: no observer told the address that others see",
 }
 
+_SILENT = {
+    "either": "no answer, so it is blocked either here or at the relay",
+    "here": "no answer from any relay, so it is most likely blocked here",
+}
+
 
 def lines(figures: Figures, verdict: Verdict) -> Iterator[str]:
     """Yield the report; the verdict comes last."""
     server = figures.server.partition("#")[0]
     if figures.server_reachable:
-        trouble = f" ({printable(figures.server_problem)})" if figures.server_problem else ""
+        found = figures.server_wrong or figures.server_problem
+        trouble = f" ({printable(found)})" if found else ""
         yield f"server {printable(server)}: reached in {figures.server_ms:.0f} ms{trouble}"
     else:
         yield f"server {printable(server)}: not reached ({printable(figures.server_problem)})"
     for relay in figures.relays:
         yield from _relay(relay)
-    yield f"UDP: {'not tested' if verdict.udp is None else 'open' if verdict.udp else 'blocked'}"
+    yield f"UDP: {'not tested' if verdict.udp is None else 'open' if verdict.udp else _SILENT[verdict.blamed]}"
     yield f"own addresses: {', '.join(f'{ip} port {port}' for ip, port in figures.local)}"
     yield f"seen from outside: {', '.join(dict.fromkeys(verdict.seen)) or 'unknown'}"
     yield f"router: {_NAT[verdict.nat]}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from psyche_core.text_safety import printable
 
@@ -40,7 +41,7 @@ class RelayFigures:
 class Figures:
     """All that was measured. server: address of the coordinator. local: (ip, port) pairs that the endpoint is bound to.
 
-    run_id: the run that was asked for its relays, None if none was.
+    run_id: the run that was asked for its relays, None if none was. server_wrong, server_unnamed: see `ServerFigures`.
     """
 
     server: str
@@ -50,13 +51,16 @@ class Figures:
     local: tuple[tuple[str, int], ...] = ()
     relays: tuple[RelayFigures, ...] = ()
     run_id: str | None = None
+    server_wrong: str = ""
+    server_unnamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result. kind: `direct`, `relayed` or `impossible`. sentence: for people. nat: see `nat_kind`.
+    """The result. kind: `direct`, `relayed` or `impossible`; `unknown` if what was measured does not tell. sentence: for people.
 
-    advice: what would help.
+    nat: see `nat_kind`. udp: whether an observer answered over UDP; None if none was asked. blamed: what is known of who blocks
+    UDP if none answered: `either`, if all observers are on one host, else `here`. advice: what would help.
     """
 
     kind: str
@@ -65,6 +69,7 @@ class Verdict:
     seen: tuple[str, ...] = ()
     udp: bool | None = None
     advice: tuple[str, ...] = field(default=())
+    blamed: str = ""
 
 
 def nat_kind(local: Sequence[tuple[str, int]], seen: Sequence[str]) -> str:
@@ -87,24 +92,55 @@ def nat_kind(local: Sequence[tuple[str, int]], seen: Sequence[str]) -> str:
     return "keeps the port" if int(seen[0].rpartition(":")[2]) in ports else "changes the port"
 
 
+def who_blocks_udp(relays: Sequence[RelayFigures]) -> str:
+    """Return `either` if one host's observers did not answer over UDP, `here` if those of several did not, else ""."""
+    asked = [relay for relay in relays if relay.udp is not None]
+    if not asked or any(relay.udp for relay in asked):
+        return ""
+    return "here" if len({urlsplit(relay.url).hostname for relay in asked}) > 1 else "either"
+
+
 def judge(figures: Figures) -> Verdict:
     """Return whether this machine can take part, and how it will be reached."""
+    blamed = who_blocks_udp(figures.relays)
+    verdict = _judge(figures, blamed)
+    return replace(verdict, blamed=blamed)
+
+
+def _judge(figures: Figures, blamed: str) -> Verdict:
     reachable = [relay for relay in figures.relays if relay.reachable and not relay.refused]
     answers = [relay.udp for relay in figures.relays if relay.udp is not None]
     udp = any(answers) if answers else None
     seen = tuple(relay.seen for relay in figures.relays if relay.seen is not None)
     nat = nat_kind(figures.local, seen)
     global6 = any(":" in ip and ipaddress.ip_address(ip).is_global for ip, _ in figures.local)
-    advice = tuple(_advice(figures, nat, udp=udp, global6=global6))
+    advice = tuple(_advice(figures, nat, global6=global6))
     if not figures.server_reachable:
         why = f"the server {figures.server} cannot be reached ({figures.server_problem or 'no answer'})"
         return Verdict("impossible", f"you cannot take part, because {why}", nat, seen, udp, advice)
+    if figures.server_wrong:
+        place = printable(figures.server.partition("#")[0])
+        sentence = f"you cannot take part with the address {place}: {figures.server_wrong}"
+        return Verdict("impossible", sentence, nat, seen, udp, advice)
+
+    if udp is False and blamed == "either":
+        if reachable:
+            sentence = (
+                "you can take part, and will be relayed unless only the relay's UDP port is closed: its observer did not answer, "
+                "so UDP is blocked either here or at the relay"
+            )
+            return Verdict("relayed", sentence, nat, seen, udp, advice)
+        sentence = (
+            "it is not known whether you can take part: no relay can be used, and the observer did not answer, so UDP is blocked "
+            "either here or at the relay"
+        )
+        return Verdict("unknown", sentence, nat, seen, udp, advice)
 
     if udp is False:
         if reachable:
-            sentence = "you will be relayed: UDP does not get through here, so all traffic goes through a relay"
+            sentence = "you will be relayed: no relay's observer answered over UDP, so UDP is most likely blocked here"
             return Verdict("relayed", sentence, nat, seen, udp, advice)
-        sentence = "you cannot take part, because UDP does not get through here and no relay can be used"
+        sentence = "you cannot take part, because UDP is most likely blocked here and no relay can be used"
         return Verdict("impossible", sentence, nat, seen, udp, advice)
 
     if nat == "symmetric" and not global6:
@@ -121,8 +157,18 @@ def judge(figures: Figures) -> Verdict:
         return Verdict("direct", "you can take part: others reach this machine directly", nat, seen, udp, advice)
     if nat == "unknown":
         public = any(ipaddress.ip_address(ip).is_global for ip, _ in figures.local)
+        if udp is None and figures.relays and not reachable:
+            then = (
+                "others reach this machine directly" if public else "members with public addresses can be reached, and no others"
+            )
+            sentence = (
+                "it is not known whether you can take part: no relay that was asked can be used, so UDP was not tested; if "
+                f"it gets through here, {then}"
+            )
+            return Verdict("unknown", sentence, nat, seen, udp, advice)
         if public:
-            sentence = "you can take part: this machine has a public address (no relay told how others see it)"
+            untested = "" if udp else "; UDP was not tested"
+            sentence = f"you can take part: this machine has a public address (no relay told how others see it{untested})"
             return Verdict("direct", sentence, nat, seen, udp, advice)
         if reachable and all(relay.members_only for relay in reachable):
             sentence = (
@@ -133,9 +179,10 @@ def judge(figures: Figures) -> Verdict:
         if reachable:
             sentence = "you can take part; whether directly or through the relay cannot be told without an observer"
             return Verdict("relayed", sentence, nat, seen, udp, advice)
+        untested = "no relay that was asked can be used" if udp else "no relay was asked; UDP was not tested"
         sentence = (
             "you can take part with members that have public addresses or are in the same network only, because this machine has "
-            f"no public address and {'no relay that was asked can be used' if figures.relays else 'no relay was asked'}"
+            f"no public address and {untested}"
         )
         return Verdict("direct", sentence, nat, seen, udp, advice)
 
@@ -150,10 +197,14 @@ def judge(figures: Figures) -> Verdict:
     return Verdict("direct", sentence, nat, seen, udp, advice)
 
 
-def _advice(figures: Figures, nat: str, *, udp: bool | None, global6: bool) -> list[str]:
+def _advice(figures: Figures, nat: str, *, global6: bool) -> list[str]:
     advice = []
-    if not figures.server_reachable:
+    if figures.server_unnamed:
+        advice.append("check the host in the server's address, and whether this machine can look up names")
+    elif not figures.server_reachable:
         advice.append("ask the server's owner for its address, whether it runs, and whether its firewall lets its TCP port in")
+    elif figures.server_wrong:
+        pass  # the sentence says what to do
     elif not figures.relays and figures.run_id is not None and not figures.server_problem:
         advice.append("the run names no relay; its owner starts one with --with-relay, or you name one with --relay URL")
     elif not figures.relays:
@@ -165,8 +216,7 @@ def _advice(figures: Figures, nat: str, *, udp: bool | None, global6: bool) -> l
     ]
     if any(relay.refused for relay in figures.relays):
         advice.append("give the relay's token with --relay-token")
-    if udp is False:
-        advice.append("let UDP out of the firewall")
+    advice += _advice_about_udp(figures.relays)
     if nat in ("symmetric", "changes the port") and not global6:
         advice.append(
             "forward a UDP port of the router to this machine, and start with --bind-p2p-port PORT --advertise-address "
@@ -176,6 +226,24 @@ def _advice(figures: Figures, nat: str, *, udp: bool | None, global6: bool) -> l
     if offsets and min(map(abs, offsets)) > CLOCK_SECONDS:
         advice.append(f"set the clock of this machine: it is {min(offsets, key=abs):+.0f} s off")
     return advice
+
+
+def _advice_about_udp(relays: Sequence[RelayFigures]) -> list[str]:
+    """What whoever may block UDP can do."""
+    at_relay = "let UDP in at the number of the relay's TCP port, or that of --observer-port"
+    match who_blocks_udp(relays):
+        case "here":
+            return ["let UDP out of the firewall"]
+        case "either":
+            here = "here: let UDP out of the firewall"
+            return [
+                f"{here}; at the relay: its owner must {at_relay}; a second --relay on another host tells which of the two it is"
+            ]
+    return [
+        f"UDP is open here, but the observer of {printable(relay.url)} does not answer: its owner must {at_relay}"
+        for relay in relays
+        if relay.udp is False
+    ]
 
 
 def as_json(figures: Figures, verdict: Verdict) -> dict[str, Any]:

@@ -26,6 +26,10 @@ from psyche_p2p_quic.endpoint.ffi_copy import mend
 _GIVE_UP_SECONDS = 1.0
 _CONTROL_PRIORITY = 10
 _PEER_CODE = re.compile(r"closed by peer: .*\(code (\d+)\)", re.DOTALL)
+_SOURCE = re.compile(r" \(\S*/\S+:\d+:\d+\)$")
+"""A place in the library's source, with which it ends its messages."""
+
+_NUMBER = re.compile(r"^\d+: ")
 
 mend()
 
@@ -40,12 +44,19 @@ def as_link_lost(doing: str) -> Iterator[None]:
     try:
         yield
     except iroh.IrohError as error:
-        lines = error.message().splitlines() or [""]
-        message = f"{doing}: {printable(lines[0], at_most=300)}"
+        message = f"{doing}: {plain_reason(error.message())}"
         raise LinkLost(message) from error
     except InternalError as error:
         message = f"{doing}: {printable(str(error))}"
         raise LinkLost(message) from error
+
+
+def plain_reason(message: str) -> str:
+    """Return the innermost cause of an error of the library in words for people, without the places in its source."""
+    outer, _, causes = message.partition("\nCaused by:\n")
+    lines = [line.strip() for line in (causes or outer).splitlines() if line.strip()] or [outer]
+    reason = _NUMBER.sub("", lines[-1] if causes else lines[0])
+    return printable(_SOURCE.sub("", reason), at_most=300)
 
 
 class ObserverRefused(LinkLost):

@@ -22,6 +22,7 @@ class RelayLimits:
     ones a second. connections_per_id: of one id; a further one closes the oldest.
 
     queue_packets, queue_bytes: waiting for one client; further packets to it are dropped. total_queue_bytes: waiting for all.
+    send_buffer_bytes: in the kernel for one client, which takes twice as much memory. Most systems allow no more than 208 KiB.
     message_bytes: of one frame. client_rate, total_rate: of what clients send. burst_seconds: what a client may send at once
     after a pause, as seconds of its rate. remembered_peers: of one client, to inform them when it leaves.
     """
@@ -43,6 +44,7 @@ class RelayLimits:
     queue_packets: int = 512
     queue_bytes: int = 4 * 2**20
     total_queue_bytes: int = 256 * 2**20
+    send_buffer_bytes: int = 192 * 1024
     message_bytes: int = MAX_FRAME_BYTES
     client_rate: float | None = None
     total_rate: float | None = None

@@ -138,7 +138,8 @@ def why_unreachable(error: OSError | TimeoutError | http.client.HTTPException) -
     if isinstance(error, TimeoutError):
         return "no answer"
     if isinstance(error, socket.gaierror):
-        return error.strerror or "its name is not known"
+        again = error.errno == socket.EAI_AGAIN
+        return "its name could not be looked up: no name server answers" if again else "its name is not known"
     return os.strerror(error.errno) if error.errno else printable(str(error)) or "no answer"
 
 

@@ -16,16 +16,17 @@ from types import TracebackType
 from typing import Self
 
 from psyche_core.errors import UserError
-from psyche_core.rate_limit import TokenBucket
 from psyche_p2p_quic.relay.access import Access
 from psyche_p2p_quic.relay.admission import Admission
 from psyche_p2p_quic.relay.connection import Client, Phase
+from psyche_p2p_quic.relay.kernel_buffers import bound, discard
 from psyche_p2p_quic.relay.limits import RelayLimits
 from psyche_p2p_quic.relay.metrics import CONTENT_TYPE, prometheus_text
 from psyche_p2p_quic.relay.protocol import frames
 from psyche_p2p_quic.relay.protocol.http import Page, Pages
 from psyche_p2p_quic.relay.protocol.tls import ServerTls, TlsFailed
 from psyche_p2p_quic.relay.protocol.websocket import CloseCode
+from psyche_p2p_quic.relay.refusal_log import RefusalLog
 from psyche_p2p_quic.relay.router import Router
 
 _log = logging.getLogger("psyche.relay")
@@ -34,7 +35,6 @@ _WRITE_BYTES = 64 * 1024
 _TICK_SECONDS = 0.25
 _SUMMARY_SECONDS = 60.0
 _BACKLOG = 1024
-_REFUSALS_PER_SECOND, _REFUSALS_BURST = 1.0, 20
 _AWAY_MS, _TRY_FOR_MS = 1000, 60_000
 """Sent to clients of a relay that stops: when to reconnect, and how long to try."""
 
@@ -80,8 +80,7 @@ class RelayServer:
             rate=self.limits.connection_rate_per_address,
             excuses=access.knows_owners,
         )
-        self._refusals = TokenBucket(_REFUSALS_PER_SECOND, burst=_REFUSALS_BURST)
-        self._refusals_unsaid = 0
+        self._refusals = RefusalLog()
         self._connections: set[_Socket] = set()
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
@@ -162,13 +161,10 @@ class RelayServer:
         return admitted
 
     def _log_refusal(self, client: Client) -> None:
-        """Log which client was refused, and its address; in a flood only some of them."""
-        if self._refusals.try_take(self._clock()) == 0.0:
-            unsaid = f" ({self._refusals_unsaid} more since the last such line)" if self._refusals_unsaid else ""
-            self._refusals_unsaid = 0
-            _log.info("%s refused, from %s: %s%s", client.key.hex()[:10], client.host, client.ending, unsaid)
-        else:
-            self._refusals_unsaid += 1
+        """Log which client was refused, and its address, if it is worth a line."""
+        line = self._refusals.line(client.key, client.host, client.ending, self._clock())
+        if line is not None:
+            _log.info("%s", line)
 
     def flush(self) -> None:
         """Write what was queued since the last call."""
@@ -260,6 +256,12 @@ class _Socket(asyncio.BufferedProtocol):
         server.router.counters.connections += 1
         server._connections.add(self)
         transport.set_write_buffer_limits(high=_WRITE_BYTES)
+        limits = server.limits
+        bound(
+            transport.get_extra_info("socket"),
+            send_bytes=limits.send_buffer_bytes,
+            unanswered_seconds=limits.ping_seconds + limits.pong_seconds,
+        )
         if server._tls is not None:
             self._tls = ServerTls(server._tls)
         self.client = Client(server.router, host, server._clock())
@@ -354,6 +356,7 @@ class _Socket(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         if self._transport is not None:
+            discard(self._transport.get_extra_info("socket"))
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
@@ -378,6 +381,7 @@ class _Socket(asyncio.BufferedProtocol):
         if client.phase is Phase.CONNECTED:
             self._admitted = True
             self._server._admission.proved(self)
+            self._server._refusals.forget(client.key)
             _log.info("%s connected from %s (%s)", client.key.hex()[:10], client.host, client.version)
         elif client.key and client.phase is Phase.CLOSING and not self._admitted:
             self._server._log_refusal(client)

@@ -160,7 +160,7 @@ def relay() -> None:
     show_default=True,
     metavar="MB",
     group=LIMITS,
-    help="Memory for what waits for slow clients, 4 MB at most for one of them.",
+    help="Memory for what waits here for slow clients, 4 MB at most for one of them. The kernel takes 0.4 MB for each on top.",
 )
 @_option(
     "--public-metrics", is_flag=True, group=OBSERVING, help="Answer /metrics to everybody, not only to programs on this machine."

@@ -22,7 +22,7 @@ from psyche_p2p_quic.relay.limits import RelayLimits
 from psyche_p2p_quic.relay_program.members import CoordinatorSource, Membership, MemberSource
 from psyche_p2p_quic.relay_program.open_files import within_open_files
 from psyche_p2p_quic.relay_program.service import RelayService, ServiceOptions
-from psyche_p2p_quic.relay_program.token_file import fingerprint, read_tokens
+from psyche_p2p_quic.relay_program.token_file import fingerprint, first_tokens, read_tokens
 
 _log = logging.getLogger("psyche.relay")
 _LOOK_SECONDS = 2.0
@@ -88,7 +88,8 @@ def read_options(given: Mapping[str, Any]) -> RelayOptions:
         key=key,
     )
     if wanted == "token":
-        return RelayOptions(service=service, access=TokenAccess(read_tokens(given["token_file"])), token_file=given["token_file"])
+        file = given["token_file"]
+        return RelayOptions(service=service, access=TokenAccess(first_tokens(file)), token_file=file)
     if wanted == "open":
         return RelayOptions(service=service)
 
@@ -209,7 +210,10 @@ async def _follow_tokens(service: RelayService, access: TokenAccess, path: Path)
             continue
         access.replace(tokens)
         service.reconsider()
-        _log.info("read %d tokens from %s", len(tokens), path)
+        if tokens:
+            _log.info("read %d tokens from %s", len(tokens), path)
+        else:
+            _log.warning("the token file %s holds no token any more, so nobody is let in and all were disconnected", path)
 
 
 def _announce(service: RelayService, options: RelayOptions) -> None:

@@ -181,9 +181,23 @@ def _check_url(url: str | None, *, tls: bool) -> None:
     if not usable:
         message = f"the URL for members is http://HOST:PORT or https://HOST:PORT, without a path, got {url[:200]!r}"
         raise ConfigError(message)
+    if _is_every_address(parts.hostname or ""):
+        message = (
+            f"the URL for members is {url[:200]!r}, and {parts.hostname} means every address of this machine, which nobody can "
+            "connect to; give the relay's public name or address, such as http://relay.example.org:3340"
+        )
+        raise ConfigError(message)
     if tls and parts.scheme == "http":
         message = f"the URL for members begins with https:// where the relay has a TLS certificate, got {url[:200]!r}"
         raise ConfigError(message)
+
+
+def _is_every_address(host: str) -> bool:
+    """Return whether a host is 0.0.0.0 or ::, also in the short forms that systems accept, such as 0."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return not host.strip("0.")
 
 
 def _no_password() -> str:

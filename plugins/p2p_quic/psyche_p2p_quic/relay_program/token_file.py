@@ -11,8 +11,20 @@ from psyche_core.regular_files import read_entries
 _MOST_CHARACTERS = 512
 
 
+def first_tokens(path: Path) -> tuple[str, ...]:
+    """Return the tokens with which a relay starts, at least one. Raises as `read_tokens`, and ConfigError for an empty file."""
+    tokens = read_tokens(path)
+    if not tokens:
+        message = f"the token file {path} holds no token; `openssl rand -hex 32 > {path}` makes one"
+        raise ConfigError(message)
+    return tokens
+
+
 def read_tokens(path: Path) -> tuple[str, ...]:
-    """Return the tokens. Raises UserError for a file that cannot be read, ConfigError for one with other content."""
+    """Return the tokens; none for a file that holds none, so that the last one can be revoked.
+
+    Raises UserError for a file that cannot be read, ConfigError for one with other content.
+    """
     tokens = []
     for number, token in read_entries(path, "the token file"):
         if len(token) > _MOST_CHARACTERS or not all("!" <= character <= "~" for character in token):
@@ -22,9 +34,6 @@ def read_tokens(path: Path) -> tuple[str, ...]:
             )
             raise ConfigError(message)
         tokens.append(token)
-    if not tokens:
-        message = f"the token file {path} holds no token; `openssl rand -hex 32 > {path}` makes one"
-        raise ConfigError(message)
     return tuple(tokens)
 
 

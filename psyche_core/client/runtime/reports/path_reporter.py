@@ -17,9 +17,9 @@ REPORT_SECONDS = 30.0
 ONLY_RELAYED_SECONDS = 30.0
 
 ONLY_RELAYED = (
-    "every member is reached through a relay only, which is slower: the router changes ports, or UDP is blocked. It helps to "
-    "forward a UDP port to this machine (--bind-p2p-port PORT --advertise-address ITS_PUBLIC_IP), or to have IPv6; "
-    "`psyche doctor network` says more"
+    "every member is reached through a relay only, which is slower: UDP is blocked, or a router changes ports, at this machine "
+    "or at the others. `psyche doctor network` tells whether it is here; then it helps to forward a UDP port to this machine "
+    "(--bind-p2p-port PORT --advertise-address ITS_PUBLIC_IP), or to have IPv6"
 )
 DIRECT_AGAIN = "members are reached directly"
 

@@ -62,8 +62,13 @@ def check_client_frame(frame: bytes) -> int:
     elif kind in {PING, PONG} and size == 1 + PING_BYTES:
         return kind
 
-    message = f"got a frame of type {kind} and {size} bytes, which a client must not send"
+    message = f"got {described(frame)}, which a client must not send"
     raise WireError(message)
+
+
+def described(frame: bytes) -> str:
+    """Return what a frame is, for a sentence that refuses it."""
+    return f"a frame of type {frame[0]} and {len(frame)} bytes" if frame else "an empty frame"
 
 
 def receiver(datagram: bytes) -> bytes:

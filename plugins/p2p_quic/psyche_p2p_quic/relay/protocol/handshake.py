@@ -13,7 +13,7 @@ from nacl.exceptions import BadSignatureError
 from nacl.signing import SigningKey, VerifyKey
 
 from psyche_core.errors import WireError
-from psyche_p2p_quic.relay.protocol.frames import ID_BYTES
+from psyche_p2p_quic.relay.protocol.frames import ID_BYTES, described
 
 NONCE_BYTES = 16
 _CHALLENGE, _CLIENT_AUTH, _CONFIRMS, _DENIES = range(4)
@@ -58,8 +58,7 @@ class Challenge:
     def proven_id(self, answer: bytes) -> bytes:
         """Return the id that the client's answer proves. Raises WireError."""
         if len(answer) != _AUTH_BYTES or answer[0] != _CLIENT_AUTH or answer[1 + ID_BYTES] != _SIGNATURE_BYTES:
-            kind = answer[0] if answer else -1
-            message = f"expected the answer to the challenge, got a frame of type {kind} and {len(answer)} bytes"
+            message = f"expected the answer to the challenge, got {described(answer)}"
             raise WireError(message)
 
         key = answer[1 : 1 + ID_BYTES]
