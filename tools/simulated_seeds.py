@@ -50,7 +50,10 @@ _SENTENCES = (
     "versa, which no simulated member does; fingerprints of 100 runs are equal"
 )
 _ONE_CHEAT_MORE = "there is one cheat more, which no seed draws; fingerprints of 100 runs are equal"
-_PAY_AFTER_A_CHECK = "runs that check shares pay newcomers later, and no seed checks any; fingerprints of 100 runs are equal"
+_PAY_AFTER_A_CHECK = (
+    "runs that check shares pay newcomers later, and no seed checks any; ballots and digests are counted once, not for each slot and "
+    "message; fingerprints of 100 runs are equal"
+)
 EARLIER_ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "83c93cdbbf9759a6": {"190cb9b3e6d3d9c9": _LATER_STRAGGLERS},
@@ -63,7 +66,7 @@ EARLIER_ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "83c93cdbbf9759a6": f"{_SENTENCES}; {_ONE_CHEAT_MORE}",
             "190cb9b3e6d3d9c9": f"{_LATER_STRAGGLERS}; then as the ones after it",
         },
-        "dae4333f568b6fe5": {
+        "a79c378a9a2f6746": {
             "18508d6b10f2a509": _PAY_AFTER_A_CHECK,
             "efdb93bb55496eee": f"{_ONE_CHEAT_MORE}; {_PAY_AFTER_A_CHECK}",
             "83c93cdbbf9759a6": f"{_SENTENCES}; then as the ones after it",
