@@ -51,8 +51,8 @@ _SENTENCES = (
 )
 _ONE_CHEAT_MORE = "there is one cheat more, which no seed draws; fingerprints of 100 runs are equal"
 _PAY_AFTER_A_CHECK = (
-    "runs that check shares pay newcomers later, and no seed checks any; ballots and digests are counted once, not for each slot and "
-    "message; fingerprints of 100 runs are equal"
+    "runs that check shares pay newcomers later, and no seed checks any; ballots and digests are counted once, not for each slot "
+    "and message; fingerprints of 100 runs are equal"
 )
 EARLIER_ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
