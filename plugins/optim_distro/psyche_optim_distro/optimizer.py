@@ -12,8 +12,9 @@ without a share.
 
 f is the tensor's factor of the rate, and wd its weight decay (settings `rates`; without them, 1 and the same for all). Delta does
 not include f: a factor of a whole tensor changes neither delta's signs nor which coefficients of a chunk are the largest. With a
-second stage (settings `second_stage`), `apply` does not use the sign of the decoded mean, but what `clip` or `rmsprop` computes
-from it. With `gradient_beta2`, g is the gradient divided by its running root mean square, see `preconditioner`.
+second stage (settings `second_stage`), `apply` does not use the sign of the decoded mean, but what `clip`, `orthogonal` or
+`rmsprop` computes from it. With `gradient_beta2`, g is the gradient divided by its running root mean square, see
+`preconditioner`.
 
 Deviation from the reference implementation: it decays the weights while a node trains, so a node that does not train diverges
 from the rest. Here weight decay is part of `apply`, once per applied step, before the subtraction, as in AdamW. Weights and
@@ -39,6 +40,7 @@ from psyche_core.errors import NonFiniteError
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import check_private_state, replace_parameters
+from psyche_core.interfaces.rate_groups import RateGroups
 from psyche_core.interfaces.replay import AppliedStep, Replay
 from psyche_optim_distro.backends.choice import compressor_for, updater_for
 from psyche_optim_distro.backends.torch import TorchCompressor
@@ -50,6 +52,7 @@ from psyche_optim_distro.chunks.tiles import Workspace, tiles_of
 from psyche_optim_distro.compress import add_sent, dct_bases
 from psyche_optim_distro.compute_weights import ComputeWeights
 from psyche_optim_distro.direction.clip import Clip
+from psyche_optim_distro.direction.orthogonal import Orthogonal
 from psyche_optim_distro.direction.rmsprop import RMSprop
 from psyche_optim_distro.payload import codec
 from psyche_optim_distro.payload.top_k import CoefficientTables, Selection
@@ -57,6 +60,7 @@ from psyche_optim_distro.payload.vote_cache import VoteCache
 from psyche_optim_distro.preconditioner import Preconditioner
 from psyche_optim_distro.replay import DistroReplay, gradient_scale
 from psyche_optim_distro.settings import DistroSettings
+from psyche_optim_distro.update import SecondStage
 from psyche_optim_distro.value_format import ValueFormat
 
 _LARGEST_NORM = 1e15
@@ -124,7 +128,7 @@ class DistroOptimizer(Optimizer):
             workspace=self._workspace,
             compiled=compiled,
             rates=rates,
-            second_stage=Clip(workspace=self._workspace) if settings.second_stage == "clip" else self._rmsprop,
+            second_stage=self._second_stage(shapes),
         )
         self._flat_masters = self._zeros()
         self._flat_delta = self._zeros()
@@ -367,6 +371,17 @@ class DistroOptimizer(Optimizer):
         """Return gradients as flat tensors by name; parameters without a gradient are absent."""
         gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
         return {name: gradient.reshape(-1) for name, gradient in gradients.items() if gradient is not None}
+
+    def _second_stage(self, shapes: Mapping[str, tuple[int, ...]]) -> SecondStage | None:
+        """Return the stage that the settings name. shapes: of the parameters by name."""
+        match self._settings.second_stage:
+            case "clip":
+                return Clip(workspace=self._workspace)
+            case "orthogonal":
+                kinds = (self._settings.rates or RateGroups()).kinds(shapes)
+                return Orthogonal(self._layout, [name for name, kind in kinds.items() if kind == "matrix"])
+            case _:
+                return self._rmsprop
 
     def _clip_factor(
         self, gradients: Mapping[str, Tensor], unsubtracted: Sequence[_Sent], step: int, learning_rate: float

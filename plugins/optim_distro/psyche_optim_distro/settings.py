@@ -62,10 +62,11 @@ class DistroSettings(BaseModel):
     """Factors of learning rate and weight decay by kind of tensor and by name. None: 1 for all. Not in the reference
     implementation."""
 
-    second_stage: Literal["clip", "rmsprop"] | None = None
+    second_stage: Literal["clip", "rmsprop", "orthogonal"] | None = None
     """What makes the direction of a step from the decoded mean of all senders. None: its sign. `clip`: the mean divided by twice
     its mean magnitude in the chunk, at most 1. `rmsprop`: divides each element by its running root mean
-    square, which members share and checkpoints hold; it needs `quantize_1bit`. Not in the reference implementation."""
+    square, which members share and checkpoints hold; it needs `quantize_1bit`. `orthogonal`: each chunk of a matrix moves along
+    the nearest semi-orthogonal matrix, as in Muon, and other tensors by signs. Not in the reference implementation."""
 
     lookahead: Literal["delta", "payload"] = "delta"
     """By what a member moves its weights ahead of the results in flight, before it computes a gradient. `delta`: by the signs of

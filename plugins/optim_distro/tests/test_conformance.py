@@ -73,6 +73,16 @@ class TestDistroValuesClipped(OptimizerConformance):
         return DistroOptimizer(DistroSettings(compression_topk=4, compression_chunk=32, second_stage="clip"), model)
 
 
+class TestDistroOrthogonal(OptimizerConformance):
+    capabilities = frozenset({"exact"})
+
+    def make_optimizer(self, model: Model) -> Optimizer:
+        settings = DistroSettings(
+            compression_topk=4, quantize_1bit=True, weight_decay=0.1, clip_grad_norm=1.0, second_stage="orthogonal"
+        )
+        return DistroOptimizer(settings, model)
+
+
 class TestDistroAheadByPayload(OptimizerConformance):
     capabilities = frozenset({"exact"})
 

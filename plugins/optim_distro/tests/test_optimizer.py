@@ -240,7 +240,9 @@ def test_lookahead_is_masters_minus_the_sign_of_delta() -> None:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("changes", [{}, {"quantize_1bit": False}, {"second_stage": "clip"}, {"rates": {"norm": 3}}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"quantize_1bit": False}, {"second_stage": "clip"}, {"second_stage": "orthogonal"}, {"rates": {"norm": 3}}]
+)
 def test_a_lookahead_by_payload_is_where_the_newest_result_alone_would_move_the_masters(
     changes: dict[str, Any], compiled: bool
 ) -> None:
@@ -272,6 +274,8 @@ def test_a_lookahead_by_payload_is_where_the_newest_result_alone_would_move_the_
         (True, False, None, 120),  # the plain code gives the compiled code's bits, which test_numba_backend.py sees to
         pytest.param(True, True, "clip", 500, marks=pytest.mark.soak),
         (True, True, "rmsprop", 120),
+        (True, True, "orthogonal", 120),
+        pytest.param(True, True, "orthogonal", 500, marks=pytest.mark.soak),
         (False, False, "clip", 120),
         pytest.param(True, True, None, 500, marks=pytest.mark.soak),
         pytest.param(True, True, "rmsprop", 500, marks=pytest.mark.soak),
@@ -281,7 +285,7 @@ def test_a_lookahead_by_payload_is_where_the_newest_result_alone_would_move_the_
     ],
 )
 def test_hundreds_of_rounds_of_four_replicas_end_with_equal_digests(
-    one_bit: bool, compiled: bool, second_stage: Literal["clip", "rmsprop"] | None, rounds: int
+    one_bit: bool, compiled: bool, second_stage: Literal["clip", "rmsprop", "orthogonal"] | None, rounds: int
 ) -> None:
     shapes = {"embed": (64, 48), "norm": (48,), "odd": (29, 6)}
     replicas = []
