@@ -27,7 +27,8 @@ def shifted(values: Whole, bits: int) -> Whole:
     if bits <= 0:
         return values << -bits
     quotient, rest, half = values >> bits, values & ((1 << bits) - 1), 1 << (bits - 1)
-    return quotient + ((rest > half) | ((rest == half) & (quotient & 1 == 1)))
+    rounded: Whole = quotient + ((rest > half) | ((rest == half) & (quotient & 1 == 1)))
+    return rounded
 
 
 def by_whole_numbers(chunk: Whole) -> NDArray[np.float32]:

@@ -68,7 +68,8 @@ class Orthogonal:
             if is_matrix:
                 chunks = own.view(-1, tile.height, tile.columns // tile.width, tile.width).transpose(1, 2)
                 rows = max(1, _ELEMENTS // (tile.height * tile.columns))
-                for some in chunks.split(rows):
+                for first in range(0, len(chunks), rows):
+                    some = chunks[first : first + rows]
                     some.copy_(orthogonal(some.reshape(-1, tile.height, tile.width)).view(some.shape))
             else:
                 own.sign_()
