@@ -7,9 +7,9 @@ chunk of a matrix, with the decoded mean u [height, width], five Newton-Schulz s
     A = X Xᵀ        B = b A + c A A        X <- a X + B X        with (a, b, c) = (441, -611, 260) / 128
     direction = X sqrt(max(height, width))
 
-(X is transposed where it is higher than wide.) The root makes the direction's root mean square about 1, as that of signs is. A
-factor of a chunk cancels but for a power of two, so values and signs of senders give directions of the same size. There is no
-state.
+(X is transposed where it is higher than wide.) The root makes the direction's root mean square about 1, as that of signs is, if
+u has full rank. With few coefficients it has not, and the root mean square is smaller. An element may be larger than 1. A factor
+of a chunk cancels but for a power of two, so values and signs of senders give directions of the same size. There is no state.
 
 Proof that no bit depends on the order of summation: u is first scaled by a power of two, so that its largest magnitude is in
 [2^12, 2^13), and rounded to integers, whose squares sum up to at most 2^46. From then on X, A and B are integers in units of
