@@ -147,7 +147,7 @@ class DistroOptimizer(Optimizer):
 
     @property
     def compiled(self) -> bool:
-        """Whether the numba backend is used. It always compresses; it updates masters only from signs, with `clip` or no stage."""
+        """Whether the numba backend is used. It always compresses, and updates masters from signs, with `clip` or no stage."""
         return not isinstance(self._compressor, TorchCompressor)
 
     @property
