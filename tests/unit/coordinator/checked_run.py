@@ -9,8 +9,8 @@ from psyche_core.coordinator.commands import ChallengeClosed
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry.events import ShareChecked
 from psyche_core.types import ClientState
+from tests.unit.coordinator.challenged_rounds import LONG, accuses, play_rounds
 from tests.unit.coordinator.conftest import Play, make_state
-from tests.unit.coordinator.test_challenges import LONG, accuses, play_rounds
 
 CHEAT = 3
 

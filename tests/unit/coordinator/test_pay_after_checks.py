@@ -8,7 +8,7 @@ import pytest
 
 from psyche_core.coordinator.commands import Pause, RewardsShared, SetFutureEpochRates
 from psyche_core.types import ClientState
-from tests.unit.coordinator.test_challenges import play_rounds
+from tests.unit.coordinator.challenged_rounds import play_rounds
 
 
 def test_nobody_is_paid_before_it_has_passed_a_check(play: Any) -> None:
