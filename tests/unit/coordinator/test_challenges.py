@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +33,8 @@ from psyche_core.verification.challenge import Challenge, Stage
 from psyche_core.verification.standing import Standing
 from psyche_core.verification.words import Word
 from psyche_core.wire.codec import encode
-from tests.unit.coordinator.challenged_rounds import LONG, accuses, play_rounds
+from tests.unit.coordinator.challenged_rounds import LONG, RECOMPUTE, accuses, commit_all, play_rounds
+
 
 def outcomes(run: Any) -> set[str]:
     return {event.outcome for event in run.seen_events(ChallengeClosed)}
