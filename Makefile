@@ -33,7 +33,8 @@ SITE := 'mkdocs<2' mkdocs-material 'mkdocstrings[python]'
 # tests; then without what is marked, and without files that start processes or move whole models.
 LONG := tests/docs/test_how_to.py tests/docs/test_sdk.py tests/docs/test_notebook.py tests/unit/data/test_text_corpus.py \
   tests/unit/test_plugin_errors.py tests/unit/client/test_model_exchange.py tests/unit/testnet/test_processes.py \
-  tests/unit/tui/test_app.py tests/unit/tui/test_screens.py plugins/backend_tcp/tests/test_crowd.py
+  tests/unit/tui/test_app.py tests/unit/tui/test_screens.py plugins/backend_tcp/tests/test_crowd.py tests/docs/test_readme.py \
+  tests/unit/test_plugin_survey.py tests/unit/coordinator/test_random_commands.py tests/unit/coordinator/test_image.py
 # pytest runs a file that is named, even with --ignore.
 UNIT := $(filter-out $(LONG),$(wildcard tests/unit/test_*.py))
 FAST := tests/docs tests/unit/client tests/unit/coordinator tests/unit/data tests/unit/interfaces tests/unit/observer tests/unit/ui tests/unit/verification tests/unit/wire tests/unit/p2p tests/unit/config tests/unit/telemetry tests/unit/exporters tests/unit/web tests/unit/tui \
@@ -91,14 +92,18 @@ demo-solana: $(STAMP) ## the same on a local Solana chain: three wallets, two ep
 	  --out runs/demo-solana --overwrite --require-steps 120 --require-epochs 2 --require-loss-drop 1.5 --allow-lost-shares --time-limit 1200 \
 	  --lose-route-after 40
 
-check: lint types ## lint, types and fast tests: folders without torch's models, processes or a simulator (FAST), less what is marked
-	$(LOOPBACK) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not ($(NOT_FAST))" $(LONG:%=--ignore=%) $(FAST) $(PYTEST_ARGS)
+# mypy needs one core for about a minute the first time; beside the tests it costs half of that. What it says comes last.
+define with_types
+@mkdir -p build; $(BIN)/mypy >build/types.log 2>&1 & types=$$!; \
+  $(1); tests=$$?; \
+  wait $$types; types=$$?; cat build/types.log; exit $$((tests ? tests : types))
+endef
 
-# mypy needs one core for about two minutes; beside the tests it costs half of that.
-test: lint ## all checks and all tests; what mypy says comes last
-	@mkdir -p build; $(BIN)/mypy >build/types.log 2>&1 & types=$$!; \
-	  $(LOOPBACK) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS); tests=$$?; \
-	  wait $$types; types=$$?; cat build/types.log; exit $$((tests ? tests : types))
+check: lint ## lint, types and fast tests: folders without torch's models, processes or a simulator (FAST), less what is marked
+	$(call with_types,$(LOOPBACK) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not ($(NOT_FAST))" $(LONG:%=--ignore=%) $(FAST) $(PYTEST_ARGS))
+
+test: lint ## all checks and all tests
+	$(call with_types,$(LOOPBACK) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS))
 
 lint: $(STAMP) ## ruff, spelling and the import contracts
 	$(BIN)/ruff check .
