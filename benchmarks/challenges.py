@@ -6,8 +6,9 @@
 
 Real coordinator and client machines in virtual time (`psyche_core.simulator`), eight members, one of which cheats from the start
 (or so many as `--cheats` says; then a run counts as one with an ejection when all of them have gone, in the round of the last),
-an epoch of 120 rounds, no other faults. What a check finds is known there, so this measures the protocol and not the score:
-`benchmarks.verification` trains for real. `--faults` adds the simulator's other faults, in runs of 30 rounds without cheats.
+an epoch of 120 rounds (`--rounds`), no other faults. What a check finds is known there, so this measures the protocol and not
+the score: `benchmarks.verification` trains for real. `--faults` adds the simulator's other faults, in runs of 30 rounds without
+cheats.
 """
 
 from __future__ import annotations
@@ -48,9 +49,12 @@ class Figures:
     honest_members: int
     step_seconds: float
 
-    def as_json(self) -> dict[str, object]:
-        """As in the JSON output. Shares are of runs, but of honest members where that is said."""
-        early = sum(height <= WITHIN for height in self.ejected)
+    def as_json(self, within: int = WITHIN) -> dict[str, object]:
+        """As in the JSON output. Shares are of runs, but of honest members where that is said.
+
+        within: rounds in which an ejection counts for `ejected_share`.
+        """
+        early = sum(height <= within for height in self.ejected)
         return {
             "runs": self.runs,
             "broken": self.broken,
@@ -105,6 +109,8 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", default=["", *CHEATS], help='kinds of cheats, "" for none (default: all)')
     parser.add_argument("--members", type=int, default=MEMBERS, help=f"members of each run (default: {MEMBERS})")
     parser.add_argument("--cheats", type=int, default=1, help="how many of them cheat (default: 1)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of each run, one epoch (default: {ROUNDS})")
+    parser.add_argument("--within", type=int, default=WITHIN, help=f"rounds in which an ejection counts (default: {WITHIN})")
     parser.add_argument("--faults", action="store_true", help="runs with faults instead, without cheats")
     parser.add_argument("--json", action="store_true", help="write one JSON object")
     options = parser.parse_args()
@@ -113,15 +119,15 @@ def main() -> None:
     if options.faults:
         found["faults"] = figures([faulty(seed, options.percent) for seed in range(options.runs)])
     for kind in [] if options.faults else options.kinds:
-        plan = {"members": options.members, "cheats": options.cheats, "steps": ROUNDS, "percent": options.percent}
+        plan = {"members": options.members, "cheats": options.cheats, "steps": options.rounds, "percent": options.percent}
         scripts = [cheat_script(kind, seed=seed, **plan) for seed in range(options.runs)]
         found[kind or "honest"] = figures(scripts, options.cheats)
         if not options.json:
-            print(f"{kind or 'honest':18} {found[kind or 'honest'].as_json()}", flush=True)
-    exact = ejected_within(WITHIN, rate=options.percent / 100, strike=1.0)
+            print(f"{kind or 'honest':18} {found[kind or 'honest'].as_json(options.within)}", flush=True)
+    exact = ejected_within(options.within, rate=options.percent / 100, strike=1.0)
     if options.json or options.faults:
-        plain = {kind: one.as_json() for kind, one in found.items()}
-        print(json.dumps({"percent": options.percent, "within": WITHIN, "exact_full_cheat": exact, "cheats": plain}))
+        plain = {kind: one.as_json(options.within) for kind, one in found.items()}
+        print(json.dumps({"percent": options.percent, "within": options.within, "exact_full_cheat": exact, "cheats": plain}))
 
 
 if __name__ == "__main__":
