@@ -57,6 +57,7 @@ from psyche_core.coordinator.state import (
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, RunState, WitnessStatement, bitmap
 from psyche_core.verification.challenge import Stage
+from psyche_core.verification.standing import Standing
 from psyche_core.verification.words import Word, encode_words
 from psyche_core.wire.messages import commitment_hash, sign_commitment
 
@@ -269,6 +270,18 @@ class Largest:
             (Stage.TIE_REVEAL, Word.FAILED, "128 are guilty"),
         ):
             state = self.challenged(stage, word, statements=MAX_WITNESSES - 1)
+            yield Case(f"tick: {name}", state, commands.Tick())
+            yield Case(f"witness: the last, {name}", state, self.next_witness(state))
+        second = Standing(strikes=1, watched_before=7, high=(True, False, True, False))
+        for stage, word, name in (
+            (Stage.TIE_REVEAL, Word.FAILED, "128 are guilty again and ejected"),
+            (Stage.REVEAL, Word.HIGH, "128 are ejected for their scores"),
+        ):
+            state = self.challenged(stage, word, statements=MAX_WITNESSES - 1)
+            clients = tuple(replace(client, standing=second) for client in state.epoch.clients)
+            state = replace(state, epoch=replace(state.epoch, clients=clients))
+            after, _ = apply(state, commands.Tick(), NOW, 0)
+            assert sum(client.state is ClientState.Ejected for client in after.epoch.clients) == MAX_CLIENTS // 2
             yield Case(f"tick: {name}", state, commands.Tick())
             yield Case(f"witness: the last, {name}", state, self.next_witness(state))
         state = self.challenged(Stage.COMMIT, None, statements=0, since=7)
