@@ -32,6 +32,7 @@ from psyche_core.plugins import PluginRegistry
 from psyche_core.plugins.model_stores import store_schemes
 from psyche_core.server.change_reporter import ChangeReporter, Follow
 from psyche_core.server.owner_requests import pause_or_resume
+from psyche_core.server.points import check_points, keep_room, set_points
 from psyche_core.server.restarting import (
     TrainedMembers,
     check_decisions,
@@ -120,10 +121,13 @@ async def _host(
     )
 
     changed = False
+    change = anyio.Event()
 
     def on_event(state: CoordinatorState, events: tuple[Event, ...]) -> None:
-        nonlocal changed
+        nonlocal changed, change
         changed = True
+        change.set()
+        change = anyio.Event()
         reporter.report_change(state, events)
         if relay is not None:
             relay.set_members(transport_keys(state))
@@ -153,7 +157,10 @@ async def _host(
             await stack.enter_async_context(relay)
             context = replace(context, relays=(relay.url,))
         try:
-            server = await stack.enter_async_context(create_server(context))
+            hosted = create_server(context)
+            if settings.points_per_epoch is not None:
+                check_points(hosted, backend=settings.backend)
+            server = await stack.enter_async_context(hosted)
         except OSError as error:
             message = f"cannot listen on {settings.host}:{settings.server_port}: {error.strerror}; choose another --server-port"
             raise UserError(message) from error
@@ -194,6 +201,9 @@ async def _host(
                     tasks.start_soon(_pause_on_signal, signals, server, report)
                 if owner is not None:
                     tasks.start_soon(owner, server, report)
+                if settings.points_per_epoch is not None:
+                    set_points(server, settings.points_per_epoch)
+                    tasks.start_soon(keep_room, server, lambda: change)
             try:
                 await server.serve()
             except anyio.get_cancelled_exc_class():

@@ -53,8 +53,8 @@ def test_each_command_that_needs_a_server_parses(command: str) -> None:
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(HOSTS_A_RUN)])
 def test_each_command_that_hosts_a_run_is_the_readme_s_and_an_owner_s_decision(command: str) -> None:
     given = parse(shlex.split(command)[1:])
-    decision = {name: given[name] for name in ("restart_from_checkpoint", "checkpoint", "restart_from_step")}
-    assert tuple(decision.values()) in ((True, None, None), (None, "hf://friend/model-step-500", None), (None, None, 121))
+    decision = {name: given[name] for name in ("restart_from_checkpoint", "checkpoint", "restart_from_step", "points_per_epoch")}
+    assert [value for value in decision.values() if value is not None] in ([True], ["hf://friend/model-step-500"], [121], [1000])
     readme = (REPOSITORY / "README.md").read_text()
     [hosted] = re.findall(rf"^{HOSTS_A_RUN} .*--save-state-dir.*$", readme, flags=re.MULTILINE)
     assert given == parse(shlex.split(hosted)[1:]) | decision

@@ -73,6 +73,18 @@ class ServerSettings(ReportingOptions):
         json_schema_extra=groups.MEMBERS | SECONDS,
         description="How long a disconnected client may take to reconnect. It is 20 after a restart of the server.",
     )
+    points_per_epoch: int | None = Field(
+        default=None,
+        ge=0,
+        lt=2**64,
+        json_schema_extra=groups.MEMBERS,
+        description=(
+            "Points that the members of each epoch share by their accepted rounds, kept in the run's state: a reputation, where "
+            "no money is paid. They count from the next epoch on. Where shares are checked, they are for members that have "
+            "passed a check. Who is proven to have signed two results for one share loses as many. With the backend tcp. "
+            "Default: as before, and no points in a new run."
+        ),
+    )
     with_relay: bool = Field(
         default=False,
         json_schema_extra=groups.RELAY,
