@@ -1,7 +1,7 @@
 """AdamW beside DisTrO with its settings, on the local testnet's model and Shakespeare: `psyche bench convergence` for it.
 
 python -m benchmarks.convergence [--size 1M] [--seeds 3] [--steps 200] [--json] [any other option of `psyche bench convergence`]
-python -m benchmarks.convergence --quick [--delayed] [--json] [--seeds 3] [--steps 200]
+python -m benchmarks.convergence --quick [--delayed] [--json] [--seeds 3] [--steps 200] [--jobs 2]
 
 `--quick` compares three recipes at tuned rates: AdamW with rate groups, the example's own DisTrO, and DisTrO as the reference
 has it, with one rate for all tensors. Its JSON has the mean validation loss by recipe, the bytes a member sends in a step, and
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -26,7 +27,8 @@ from psyche_core.cli import main as psyche
 from psyche_core.cli.program import run_program
 from psyche_core.config.run_config import load_run_file
 from psyche_core.experiments.convergence import PLAIN_ADAMW, Outcome, Recipe, table
-from psyche_core.experiments.convergence_run import Experiment, outcomes
+from psyche_core.experiments.convergence_jobs import train_recipes
+from psyche_core.experiments.convergence_run import Experiment
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import default_folder
 from psyche_core.training.trainer import APPLY_DELAY
@@ -52,8 +54,13 @@ def main() -> None:
         parser.add_argument("--json", action="store_true")
         parser.add_argument("--seeds", type=int, default=3)
         parser.add_argument("--steps", type=int, default=200)
+        parser.add_argument(
+            "--jobs", type=int, default=os.cpu_count() or 1, help="trainings at once, a thread each (default: cores)"
+        )
         given = parser.parse_args()
-        run_program(functools.partial(quick, given.seeds, given.steps, delayed=given.delayed, as_json=given.json))
+        run_program(
+            functools.partial(quick, given.seeds, given.steps, delayed=given.delayed, as_json=given.json, jobs=given.jobs)
+        )
         return
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -88,8 +95,8 @@ def quick_recipes(*, delayed: bool = False) -> dict[str, Recipe]:
     }
 
 
-async def quick(seeds: int, steps: int, *, delayed: bool, as_json: bool) -> None:
-    """Train the recipes with each seed and print their losses."""
+async def quick(seeds: int, steps: int, *, delayed: bool, as_json: bool, jobs: int) -> None:
+    """Train the recipes with each seed and print their losses. jobs: trainings at once, of one thread each."""
     data = llama.EXAMPLE / "data"
     experiment = Experiment(
         run=load_run_file(STATE),
@@ -105,9 +112,16 @@ async def quick(seeds: int, steps: int, *, delayed: bool, as_json: bool) -> None
     chosen = quick_recipes(delayed=delayed)
     names = {recipe.title: name for name, recipe in chosen.items()}
     found: dict[str, list[Outcome]] = {name: [] for name in names.values()}
-    async for outcome in outcomes(experiment, list(chosen.values()), range(seeds), PluginRegistry.discover()):
+
+    def finished(outcome: Outcome) -> None:
         found[names[outcome.recipe.title]].append(outcome)
         print(f"{outcome.recipe.title}, seed {outcome.seed}: {outcome.validation_loss:.4f}", file=sys.stderr, flush=True)
+
+    registry = PluginRegistry.discover()
+    await train_recipes(
+        experiment, list(chosen.values()), range(seeds), registry, finished=finished, jobs=max(jobs, 1), torch_threads=1
+    )
+    found = {name: sorted(same, key=lambda outcome: outcome.seed) for name, same in found.items()}
     every = [outcome for same in found.values() for outcome in same]
     print(json.dumps(summary(found)) if as_json else table(every))
 
