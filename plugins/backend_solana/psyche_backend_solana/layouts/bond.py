@@ -41,6 +41,10 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
         108: ("NotEjected", "the run does not show this wallet as ejected on a ground for which bonds are forfeited"),
         109: ("StillNeeded", "members still have bonds by these terms"),
         110: ("BadImage", "the account of the run's state holds no image that this program understands"),
+        111: (
+            "OtherTerms",
+            "the terms are no longer those that were read before; read them again with `psyche solana bond show`",
+        ),
     }
 )
 """The program's errors by number, as in Custom(n): name and sentence."""
@@ -170,8 +174,13 @@ def create(
     return Instruction(terms.program, struct.pack("<BQQB", 0, amount, waiting, grounds), accounts)
 
 
-def deposit(user: Pubkey, source: Pubkey, *, terms: Terms) -> Instruction:
-    """Puts a bond down from a user's own token account, and gives the right to join. Signer: user, who pays the rent."""
+def deposit(
+    user: Pubkey, source: Pubkey, *, terms: Terms, amount: int, waiting: int, grounds: Ground = Ground.Signatures
+) -> Instruction:
+    """Puts a bond down from a user's own token account, and gives the right to join. Signer: user, who pays the rent.
+
+    amount, waiting, grounds: of the terms that the user agrees to; others are refused.
+    """
     accounts = [
         AccountMeta(user, True, True),
         AccountMeta(source, False, True),
@@ -182,7 +191,7 @@ def deposit(user: Pubkey, source: Pubkey, *, terms: Terms) -> Instruction:
         *_run(terms),
         *(AccountMeta(program, False, False) for program in (terms.authorizer, TOKEN, SYSTEM)),
     ]
-    return Instruction(terms.program, b"\1", accounts)
+    return Instruction(terms.program, struct.pack("<BQQB", 1, amount, waiting, grounds), accounts)
 
 
 def withdraw_begin(user: Pubkey, *, terms: Terms) -> Instruction:

@@ -132,7 +132,14 @@ class World:
         )
 
     def depositing(self, user: Keypair) -> Instruction:
-        return bond.deposit(user.pubkey(), self.purse[user.pubkey()], terms=self.terms)
+        """By the terms as they are now, if there are any."""
+        agreed = (AMOUNT, WAITING, self.grounds)
+        if self.chain.exists(self.terms.bonds):
+            found = self.read()
+            agreed = (found.amount, found.waiting, found.grounds)
+        amount, waiting, grounds = agreed
+        purse = self.purse[user.pubkey()]
+        return bond.deposit(user.pubkey(), purse, terms=self.terms, amount=amount, waiting=waiting, grounds=grounds)
 
     def beginning(self, user: Keypair) -> Instruction:
         return bond.withdraw_begin(user.pubkey(), terms=self.terms)

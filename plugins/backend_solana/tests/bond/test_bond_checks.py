@@ -123,7 +123,8 @@ def test_who_must_sign_and_what_must_be_written(worlds: dict[str, Prepared]) -> 
 
 
 def with_amount(instruction: Instruction, amount: int, waiting: int, grounds: int) -> Instruction:
-    return with_data(instruction, b"\0" + amount.to_bytes(8, "little") + waiting.to_bytes(8, "little") + bytes([grounds]))
+    number = bytes(instruction.data)[:1]
+    return with_data(instruction, number + amount.to_bytes(8, "little") + waiting.to_bytes(8, "little") + bytes([grounds]))
 
 
 def foreign_purse(world: World, user: Keypair, mint: Pubkey | None = None) -> Pubkey:
@@ -153,6 +154,10 @@ REFUSALS: list[tuple[str, str, Change, str]] = [
     ("create", "the token program", lambda w, i: exchanged(i, 6, w.mint), "WrongAddress"),
     ("create", "the associated token program", lambda w, i: exchanged(i, 7, w.mint), "WrongAddress"),
     ("create", "the system program", lambda w, i: exchanged(i, 8, w.mint), "WrongAddress"),
+    ("deposit", "all data", lambda _, i: with_data(i, bytes(i.data)[:-1]), "BadInstruction"),
+    ("deposit", "the amount agreed to", lambda _, i: with_amount(i, AMOUNT - 1, WAITING, 3), "OtherTerms"),
+    ("deposit", "the waiting time agreed to", lambda _, i: with_amount(i, AMOUNT, WAITING - 1, 3), "OtherTerms"),
+    ("deposit", "the grounds agreed to", lambda _, i: with_amount(i, AMOUNT, WAITING, 1), "OtherTerms"),
     ("deposit", "own tokens", lambda w, i: exchanged(i, 1, foreign_purse(w, w.alice)), "WrongTokenOwner"),
     ("deposit", "of the mint", lambda w, i: exchanged(i, 1, foreign_purse(w, w.carol, w.chain.mint(9))), "WrongMint"),
     ("deposit", "free tokens", lambda w, i: exchanged(i, 1, poked(w, w.purse[w.carol.pubkey()], 72, b"\1")), "DelegatedTokens"),

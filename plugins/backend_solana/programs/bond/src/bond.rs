@@ -8,7 +8,7 @@ use psyche_common::{cpi, Error, Input, Pubkey, Reader, Res};
 use crate::bonds::{self, must_be_vault};
 use crate::grant::Grant;
 use crate::run::{must_not_be_ejected, Watched};
-use crate::OTHER_BONDS;
+use crate::{OTHER_BONDS, OTHER_TERMS};
 
 pub const SEED: &[u8] = b"bond";
 
@@ -59,12 +59,18 @@ pub fn open_for(user: &Account, bond: &Account, bonds: &Account, program: &Pubke
 
 pub fn now() -> u64 { psyche_common::platform::clock().unix.max(0) as u64 }
 
+/// The user says which terms it means: while nobody has a bond, their authority may close them and make others.
 pub fn deposit(input: &Input, data: &[u8]) -> Res {
     let [user, tokens, bonds, bond, vault, authorization, instance, account, authorizer, token, system] = input.accounts::<11>()?;
-    Reader(data).end()?;
+    let mut reader = Reader(data);
+    let (amount, waiting, grounds) = (reader.u64()?, reader.u64()?, reader.u8()?);
+    reader.end()?;
     user.must_sign()?;
     tokens.must_be_writable()?;
     let found = bonds::open(bonds, input.program)?;
+    if (found.amount, found.waiting, found.grounds) != (amount, waiting, grounds) {
+        return Err(OTHER_TERMS);
+    }
     must_be_vault(vault, bonds, found)?;
     TokenAccount::of(tokens, &found.mint)?.must_belong_to(user.key())?;
     must_not_be_ejected(&Watched { bonds, found, instance, account }, user.key())?;

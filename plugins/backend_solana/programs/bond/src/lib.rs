@@ -25,6 +25,7 @@ pub const EJECTED: Error = Error(107);
 pub const NOT_EJECTED: Error = Error(108);
 pub const STILL_NEEDED: Error = Error(109);
 pub const BAD_IMAGE: Error = Error(110);
+pub const OTHER_TERMS: Error = Error(111);
 
 /// # Safety
 /// Called by the loader only.
