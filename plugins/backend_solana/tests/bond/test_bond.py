@@ -19,6 +19,7 @@ from plugins.backend_solana.tests.bond.bond_world import (
 )
 from plugins.backend_solana.tests.svm.program_chain import Refused
 from psyche_backend_solana.layouts import authorizer, bond
+from psyche_backend_solana.lookup.bonds import convicted
 from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_core.coordinator.state import Client
 from psyche_core.types import ClientState, RunState
@@ -145,6 +146,7 @@ def test_terms_name_the_grounds(grounds: bond.Ground, standing: Standing, burned
     world = World(grounds=grounds)
     world.deposit(world.alice)
     world.eject(world.alice, standing)
+    assert convicted(world.state(), grounds) == ((world.alice.pubkey(),) if burned else ())
     if burned:
         world.forfeit(world.alice)
         assert world.supply() == SUPPLY - AMOUNT
