@@ -39,7 +39,10 @@ async def terms_of_run(rpc: Rpc, found: RunFound, *, programs: Programs, timeout
 
     here = bond.bonds_address(bonds.authority, found.run.instance, program=programs.bond)
     if (here, bonds.instance) != (address, found.run.instance):
-        message = f"the join authority {address} of the run {found.instance.run_id!r} has terms of another run ({bonds.instance})"
+        message = (
+            f"the join authority {address} of the run {found.instance.run_id!r} has terms for bonds of another run "
+            f"({bonds.instance}); ask the run's owner for a run that takes bonds of its own"
+        )
         raise BackendError(message)
 
     return TermsFound(bonds, addresses(found, bonds.mint, address, programs=programs))

@@ -193,7 +193,9 @@ async def forfeit(context: CommandContext, run_id: str, address: Pubkey | None) 
     if address is not None:
         if address not in guilty:
             grounds = ", ".join(_named(terms.bonds.grounds))
-            message = f"the run {run_id!r} does not show {address} as ejected on a ground of its terms ({grounds})"
+            message = (
+                f"the run {run_id!r} does not show {address} as ejected on a ground of its terms ({grounds}); check --address"
+            )
             raise CommandRefused("NotEjected", message)
         guilty = (address,)
     burned = []
