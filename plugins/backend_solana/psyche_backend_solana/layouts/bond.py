@@ -223,7 +223,6 @@ def withdraw(user: Pubkey, destination: Pubkey, *, terms: Terms) -> Instruction:
 def forfeit(user: Pubkey, *, terms: Terms) -> Instruction:
     """Burns the bond of a user that was ejected, and ends its right to join. Anybody may send it; no signer."""
     accounts = [
-        AccountMeta(user, False, True),
         AccountMeta(terms.bonds, False, True),
         AccountMeta(terms.bond(user), False, True),
         AccountMeta(terms.vault, False, True),

@@ -108,16 +108,24 @@ def test_the_bond_of_who_was_ejected_is_burned(fresh: World, run_state: RunState
 
 
 def test_nobody_gains_by_a_forfeiture(fresh: World) -> None:
-    """No token account of anybody changes but the vault; the rent of the right to join goes back to who paid it."""
+    """No token account and no wallet of anybody changes. The rent of the right to join waits for who paid it."""
     fresh.deposit(fresh.alice)
-    rent = fresh.chain.account(fresh.terms.authorization(fresh.alice.pubkey())).lamports
-    wallets = [user.pubkey() for user in (fresh.owner, fresh.payer, fresh.bob)]
-    before = [fresh.chain.account(key).lamports for key in wallets], fresh.chain.account(fresh.alice.pubkey()).lamports
+    rents = [fresh.chain.account(at(fresh.alice.pubkey())).lamports for at in (fresh.terms.authorization, fresh.terms.bond)]
+    wallets = [user.pubkey() for user in (fresh.owner, fresh.payer, fresh.bob, fresh.alice)]
+    before = [fresh.chain.account(key).lamports for key in wallets]
     fresh.eject(fresh.alice)
     fresh.forfeit(fresh.alice)
-    after = [fresh.chain.account(key).lamports for key in wallets], fresh.chain.account(fresh.alice.pubkey()).lamports
-    assert after == (before[0], before[1] + rent)
+    assert [fresh.chain.account(key).lamports for key in wallets] == before
     assert [fresh.balance(user) for user in (fresh.alice, fresh.bob, fresh.carol)] == [FUNDS - AMOUNT, FUNDS, FUNDS]
+    fresh.withdraw(fresh.alice)
+    assert fresh.chain.account(fresh.alice.pubkey()).lamports == before[3] + sum(rents)
+
+
+def test_no_account_of_the_user_holds_a_forfeiture_up(fresh: World) -> None:
+    """The transaction does not name the user, whose account may be one that takes nothing, as that of a program."""
+    fresh.deposit(fresh.alice)
+    fresh.eject(fresh.alice)
+    assert fresh.alice.pubkey() not in [meta.pubkey for meta in fresh.forfeiting(fresh.alice).accounts]
 
 
 @pytest.mark.parametrize("strikes", [0, 1])
@@ -179,7 +187,7 @@ def test_only_this_runs_own_account_convicts(fresh: World) -> None:
     )
     real = bond.forfeit(fresh.alice.pubkey(), terms=others)
     mixed = list(real.accounts)
-    mixed[2] = fresh.forfeiting(fresh.alice).accounts[2]
+    mixed[1] = fresh.forfeiting(fresh.alice).accounts[1]
     assert fresh.chain.refused(type(real)(real.program_id, bytes(real.data), mixed)) == CODES["OtherBonds"]
 
 

@@ -8,15 +8,14 @@ use crate::grant::Grant;
 use crate::run::{look, Seen, Watched};
 use crate::NOT_EJECTED;
 
-/// Nobody signs. The rent of the right to join goes to the user, as it would have if it had left.
+/// Nobody signs. The rent of the right to join goes to the bond's account, from which the user has it back: the user's own account need
+/// not be able to take anything, or a cheat would choose one that cannot.
 pub fn forfeit(input: &Input, data: &[u8]) -> Res {
-    let [user, bonds, bond, vault, mint, authorization, instance, account, authorizer, token] = input.accounts::<10>()?;
+    let [bonds, bond, vault, mint, authorization, instance, account, authorizer, token] = input.accounts::<9>()?;
     Reader(data).end()?;
-    user.must_be_writable()?;
     mint.must_be_writable()?;
     let found = bonds::open(bonds, input.program)?;
     let held = bond::open(bond, bonds, input.program)?;
-    user.must_be(&held.user)?;
     mint.must_be(&found.mint)?;
     must_be_vault(vault, bonds, found)?;
     if held.state == FORFEITED || look(&Watched { bonds, found, instance, account }, &held.user)? != Seen::Ejected {
@@ -29,5 +28,5 @@ pub fn forfeit(input: &Input, data: &[u8]) -> Res {
     found.burned = found.burned.saturating_add(held.amount);
     let seeds: [&[u8]; 4] = [bonds::SEED, &found.authority, &found.instance, &[found.bump]];
     burn(vault, mint, bonds, token, held.amount, &seeds)?;
-    if active { Grant { bonds, found, bond, authorization, authorizer }.take(user) } else { Ok(()) }
+    if active { Grant { bonds, found, bond, authorization, authorizer }.take(bond) } else { Ok(()) }
 }
