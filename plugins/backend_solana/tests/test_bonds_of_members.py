@@ -9,6 +9,7 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import pytest
@@ -20,14 +21,16 @@ from psyche_backend_solana.backend import SolanaBackend
 from psyche_backend_solana.layouts import bond, coordinator, tokens
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import ChainSettings
+from psyche_backend_solana.lookup.bonds import TermsFound, terms_of_run
 from psyche_backend_solana.programs.addresses import TOKEN
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
+from psyche_backend_solana.sending import bond_keeper
 from psyche_backend_solana.sending.sender import Sender
 from psyche_core.coordinator.commands import Equivocation, SignedResult, WarmupWitness
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import CommandRefused
+from psyche_core.errors import BackendError, CommandRefused
 from psyche_core.testing.backend import START_TIME, small_state, until
 from psyche_core.types import ClientState, RunState
 from psyche_core.wire.messages import commitment_hash, sign_commitment
@@ -188,3 +191,24 @@ async def test_where_the_first_member_does_not_see_to_it_the_next_one_does(monke
         monkeypatch.undo()
         async with backend_at((played.endpoint,), KEYS[1]):
             await played.until_forfeited(KEYS[2])
+
+
+async def test_an_endpoint_that_fails_does_not_save_a_bond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not read is read again."""
+    monkeypatch.setattr(bond_keeper, "AGAIN_SECONDS", 0.05)
+    failures: list[tuple[Any, ...]] = []
+
+    async def failing(*given: Any, **more: Any) -> TermsFound | None:
+        if len(failures) < 4:
+            failures.append(given)
+            message = "no endpoint answers"
+            raise BackendError(message)
+        return await terms_of_run(*given, **more)
+
+    monkeypatch.setattr(bond_keeper, "terms_of_run", failing)
+    async with scene() as played:
+        first, _, cheat = played.backends
+        state = await into_a_round(played)
+        await first.send(proof(state, first, cheat, KEYS[2]), timeout=TIMEOUT)
+        await played.until_forfeited(KEYS[2])
+    assert len(failures) == 4
