@@ -1,4 +1,4 @@
-"""Compute units of the authorizer, the treasurer and the mining pool, in an SVM in this process.
+"""Compute units of the authorizer, the treasurer, the mining pool and the bond program, in an SVM in this process.
 
     python -m benchmarks.solana_programs [--json]
 
@@ -21,12 +21,13 @@ from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
 from plugins.backend_solana.tests.svm.program_chain import LAMPORTS, ProgramChain
-from psyche_backend_solana.layouts import authorizer, coordinator, mining_pool, tokens, treasurer
-from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES
+from psyche_backend_solana.layouts import authorizer, bond, coordinator, mining_pool, tokens, treasurer
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, ACCOUNT_VERSION, HEADER_BYTES, STAGING_BYTES
 from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_core.coordinator import canonical_image as image
-from psyche_core.coordinator.state import MAX_ACCOUNTS, Account
+from psyche_core.coordinator.state import MAX_ACCOUNTS, Account, Client, CoordinatorState
 from psyche_core.testing.backend import small_state
+from psyche_core.types import ClientState, NodeIdentity, RunState
 
 SETTING_THE_LIMIT = 150
 FUNDS = 10**9
@@ -184,12 +185,45 @@ def measure_mining_pool(meter: Meter) -> None:
     )
 
 
+def measure_bond(meter: Meter) -> None:
+    """In a full epoch whose last client is the one that was ejected, with 255 others pending."""
+    payer, authority, user, other = (meter.user(name) for name in ("payer", "bond authority", "bonded", "bonded too"))
+    account = Pubkey(hashlib.sha256(b"bonded run").digest())
+    instance, bump = coordinator.instance_address("bonded")
+    terms = bond.terms_of(bond.bonds_address(authority.pubkey(), instance), mint=meter.mint, instance=instance, account=account)
+    keys = bytes(authority.pubkey()) + bytes(terms.bonds) + bytes(account)
+    made = (struct.pack("<8sIB3x", b"PsycheRI", 1, bump) + keys + b"bonded").ljust(256, b"\0")
+    meter.chain.put(instance, made, COORDINATOR)
+    purses = {who: meter.purse(who.pubkey(), meter.mint, FUNDS) for who in (user, other)}
+    crowd = [NodeIdentity(*[hashlib.sha256(struct.pack("<H", place)).digest()] * 2) for place in range(255)]
+    ejected = Client(NodeIdentity(bytes(user.pubkey()), bytes(user.pubkey())), ClientState.Ejected)
+    state = replace(small_state(), run_state=RunState.Paused, instance=bytes(account), pending=tuple(crowd))
+    full = replace(state, epoch=replace(state.epoch, clients=(*map(Client, crowd), ejected)))
+
+    def become(state: CoordinatorState) -> None:
+        header = struct.pack("<8sI12x32s", b"PsycheCo", ACCOUNT_VERSION, bytes(instance)).ljust(HEADER_BYTES, b"\0")
+        meter.chain.put(account, header + image.encode(state) + bytes(STAGING_BYTES), COORDINATOR)
+
+    become(state)
+    create = bond.create(payer.pubkey(), authority.pubkey(), terms=terms, amount=100, waiting=60)
+    meter.measure("bond.create", create, payer, authority)
+    meter.chain.send(bond.deposit(user.pubkey(), purses[user], terms=terms, amount=100, waiting=60), signers=[user])
+    become(full)
+    meter.measure("bond.deposit", bond.deposit(other.pubkey(), purses[other], terms=terms, amount=100, waiting=60), other)
+    meter.measure("bond.withdraw_begin", bond.withdraw_begin(other.pubkey(), terms=terms), other)
+    meter.chain.advance(60)
+    meter.measure("bond.withdraw", bond.withdraw(other.pubkey(), purses[other], terms=terms), other)
+    meter.measure("bond.forfeit", bond.forfeit(user.pubkey(), terms=terms))
+    meter.measure("bond.close", bond.close(authority.pubkey(), payer.pubkey(), terms=terms), authority)
+
+
 def compute_units() -> dict[str, int]:
     """Compute units by instruction, "authorizer.create" and so on; after a colon, what is special about it."""
     meter = Meter()
     measure_authorizer(meter)
     measure_treasurer(meter)
     measure_mining_pool(meter)
+    measure_bond(meter)
     return meter.units
 
 

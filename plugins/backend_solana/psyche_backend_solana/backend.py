@@ -1,7 +1,8 @@
 """A client's connection to a coordinator on Solana.
 
-This module connects four others: `watcher` delivers states, `sender` sends commands, `ticker` decides when to tick, and
-`address_book` reads the members' transport addresses. If a command makes a tick due, the tick goes into the same transaction.
+This module connects five others: `watcher` delivers states, `sender` sends commands, `ticker` decides when to tick,
+`bond_keeper` has bonds of ejected members burned, and `address_book` reads the members' transport addresses. If a command makes
+a tick due, the tick goes into the same transaction.
 There is no session: the membership is on the chain, so nothing is repeated after an outage. The backend closes only when no
 endpoint has answered for `retry_seconds`. Its task is a plain asyncio task, as in the TCP backend, so `aclose` may be called from
 anywhere.
@@ -33,6 +34,7 @@ from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.rpc.failures import RpcError
 from psyche_backend_solana.sending import ticker
+from psyche_backend_solana.sending.bond_keeper import BondKeeper
 from psyche_backend_solana.sending.member_commands import instructions_of, wants_tick
 from psyche_backend_solana.sending.sender import OutOfUnits, Sender
 from psyche_backend_solana.settings import SolanaSettings
@@ -146,6 +148,7 @@ class SolanaBackend(Backend):
             await check_owner(self._rpc, self._found, self._owner, programs=self._programs, timeout=FIND_SECONDS)
             await checked_ids(self._rpc, self._programs, "authorizer", timeout=FIND_SECONDS)
             self._sender = Sender(self._rpc, self._wallet, price=self._price, programs=self._programs)
+            self._bonds = BondKeeper(self._rpc, self._found, self._sender, programs=self._programs)
             self._book = AddressBook(self._rpc, self._run, program=self._programs.authorizer)
             self._watcher = Watcher(
                 self._rpc,
@@ -298,6 +301,7 @@ class SolanaBackend(Backend):
                 group.start_soon(self._watcher.run)
                 if not self._only_reads:
                     group.start_soon(self._take_turns)
+                    group.start_soon(self._bonds.keep)
                 group.start_soon(self._read_addresses)
         except BaseExceptionGroup as failures:
             closed, rest = failures.split(BackendClosed)
@@ -321,6 +325,7 @@ class SolanaBackend(Backend):
             return  # created, but not configured yet
 
         self._state = state
+        self._bonds.note(state)
         if before == state:
             self._book.look_for_renewals()  # nothing changed: a member may have joined again, with another address
         elif before is None or _members(before) != _members(state):

@@ -14,7 +14,7 @@ from pydantic import AliasChoices, Field, JsonValue, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.programs.addresses import AUTHORIZER, COORDINATOR, MINING_POOL, TREASURER
+from psyche_backend_solana.programs.addresses import AUTHORIZER, BOND, COORDINATOR, MINING_POOL, TREASURER
 from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc.endpoints import Endpoint, parse_endpoints
 from psyche_backend_solana.wallet import Wallet
@@ -63,6 +63,7 @@ class ChainSettings(BaseSettings):
     mining_pool_program_id: str = Field(
         default=str(MINING_POOL), json_schema_extra=_PROGRAMS, description="Address of the mining pool program."
     )
+    bond_program_id: str = Field(default=str(BOND), json_schema_extra=_PROGRAMS, description="Address of the bond program.")
 
     own_chain: bool = Field(
         default=False,
@@ -81,7 +82,9 @@ class ChainSettings(BaseSettings):
     def _is_an_owner(cls, value: str | None) -> str | None:
         return None if value is None else str(parse_address(value))
 
-    @field_validator("coordinator_program_id", "authorizer_program_id", "treasurer_program_id", "mining_pool_program_id")
+    @field_validator(
+        "coordinator_program_id", "authorizer_program_id", "treasurer_program_id", "mining_pool_program_id", "bond_program_id"
+    )
     @classmethod
     def _is_an_address(cls, value: str) -> str:
         return str(parse_address(value))
@@ -98,6 +101,7 @@ class ChainSettings(BaseSettings):
             authorizer=Pubkey.from_string(self.authorizer_program_id),
             treasurer=Pubkey.from_string(self.treasurer_program_id),
             mining_pool=Pubkey.from_string(self.mining_pool_program_id),
+            bond=Pubkey.from_string(self.bond_program_id),
             own_chain=self.own_chain,
         )
 

@@ -45,8 +45,14 @@ async def make_run(chain: ModelChain, state: CoordinatorState, *, members: Itera
     return await make_run_at(chain.providers[0].endpoint, state, members=members)
 
 
-async def make_run_at(endpoint: Endpoint, state: CoordinatorState, *, members: Iterable[Pubkey] | None = None) -> program.Run:
-    """The same on any chain where OWNER has money."""
+async def make_run_at(
+    endpoint: Endpoint,
+    state: CoordinatorState,
+    *,
+    members: Iterable[Pubkey] | None = None,
+    join_authority: Pubkey | None = None,
+) -> program.Run:
+    """The same on any chain where OWNER has money. join_authority: None for OWNER; of another one OWNER grants nothing."""
     big = Keypair()
     run = program.Run(program.instance_address(state.run_id)[0], big.pubkey())
     async with Rpc([endpoint]) as rpc:
@@ -57,7 +63,11 @@ async def make_run_at(endpoint: Endpoint, state: CoordinatorState, *, members: I
             )
         )
         made = program.init(
-            run, payer=OWNER.pubkey, run_id=state.run_id, main_authority=OWNER.pubkey, join_authority=OWNER.pubkey
+            run,
+            payer=OWNER.pubkey,
+            run_id=state.run_id,
+            main_authority=OWNER.pubkey,
+            join_authority=join_authority or OWNER.pubkey,
         )
         await sender.send(space, made, signers=[Wallet(big)], timeout=TIMEOUT)
         wanted = program.Update(config=state.config, model=state.model)

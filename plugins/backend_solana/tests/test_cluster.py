@@ -25,6 +25,7 @@ OWN = Programs(
     authorizer=Pubkey.new_unique(),
     treasurer=Pubkey.new_unique(),
     mining_pool=Pubkey.new_unique(),
+    bond=Pubkey.new_unique(),
 )
 
 
@@ -64,7 +65,7 @@ async def test_the_shipped_addresses_are_refused_on_a_public_cluster_whatever_le
         partly = replace(OWN, authorizer=Programs().authorizer)
         with pytest.raises(ConfigError, match="--authorizer-program-id"):
             await refuse_shared_ids(rpc, partly, "coordinator", "authorizer", timeout=TIMEOUT)
-        await refuse_shared_ids(rpc, OWN, "coordinator", "authorizer", "treasurer", "mining_pool", timeout=TIMEOUT)
+        await refuse_shared_ids(rpc, OWN, "coordinator", "authorizer", "treasurer", "mining_pool", "bond", timeout=TIMEOUT)
 
 
 async def test_far_endpoints_are_taken_for_ones_own_chain_only_when_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

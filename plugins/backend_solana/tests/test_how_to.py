@@ -17,7 +17,7 @@ from psyche_backend_solana.localnet import ChainSettings, LocalChain
 from psyche_core.config.run_config import VerificationConfig, parse_run_file
 
 REPOSITORY = Path(__file__).parents[3]
-PAGES = ("create-a-run", "join-a-run", "permissioned-runs", "many-machines", "rewards", "own-programs")
+PAGES = ("create-a-run", "join-a-run", "permissioned-runs", "many-machines", "rewards", "bonds", "own-programs")
 """In the order in which they are read."""
 
 

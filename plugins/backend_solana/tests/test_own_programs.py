@@ -33,7 +33,7 @@ from psyche_core.wire.signing import SecretKey
 pytestmark = pytest.mark.anyio
 RUN_MANAGER, SOLANA = psyche_register_commands()
 START = 1_700_000_000
-KNOWN = {("coordinator", "authorizer"), ("treasurer", "coordinator")}
+KNOWN = {("coordinator", "authorizer"), ("treasurer", "coordinator"), ("bond", "coordinator"), ("bond", "authorizer")}
 """Which program knows the address of which."""
 
 

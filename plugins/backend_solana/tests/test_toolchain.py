@@ -20,7 +20,7 @@ from solders.litesvm import LiteSVM
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana import programs
-from psyche_backend_solana.layouts import authorizer, mining_pool, treasurer
+from psyche_backend_solana.layouts import authorizer, bond, mining_pool, treasurer
 from psyche_backend_solana.programs.addresses import PROGRAMS
 from psyche_core.errors import UserError
 
@@ -232,13 +232,17 @@ def test_addresses_are_those_compiled_in() -> None:
         assert Keypair.from_seed(seed).pubkey() == address
 
 
-@pytest.mark.parametrize("layout", [authorizer, treasurer, mining_pool], ids=lambda layout: layout.__name__.rsplit(".", 1)[1])
+@pytest.mark.parametrize(
+    "layout", [authorizer, treasurer, mining_pool, bond], ids=lambda layout: layout.__name__.rsplit(".", 1)[1]
+)
 def test_the_page_of_the_programs_names_their_own_errors(layout: ModuleType) -> None:
     page = " ".join((SOURCES.parents[2] / "docs/reference/solana-programs.md").read_text().split())
     assert "Own errors: " + ", ".join(f"{code} {name}" for code, (name, _) in layout.ERRORS.items()) + "." in page
 
 
-@pytest.mark.parametrize("layout", [authorizer, treasurer, mining_pool], ids=lambda layout: layout.__name__.rsplit(".", 1)[1])
+@pytest.mark.parametrize(
+    "layout", [authorizer, treasurer, mining_pool, bond], ids=lambda layout: layout.__name__.rsplit(".", 1)[1]
+)
 def test_errors_have_the_numbers_of_the_sources(layout: ModuleType) -> None:
     folder = SOURCES / layout.__name__.rsplit(".", 1)[1] / "src"
     text = "".join(path.read_text() for path in sorted(folder.glob("*.rs")))

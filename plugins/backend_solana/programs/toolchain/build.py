@@ -34,7 +34,7 @@ RUST = "1.85"
 INSTALL = "apt-get install --no-install-recommends --allow-downgrades " + " ".join(
     f"'{package}={RUST}.*'" for package in ("rustc-web", "rust-web-src", "libstd-rust-web-dev")
 )
-PROGRAMS = ("coordinator", "authorizer", "treasurer", "mining_pool")
+PROGRAMS = ("coordinator", "authorizer", "treasurer", "mining_pool", "bond")
 TARGET = (
     "--target",
     "bpfel-unknown-none",

@@ -112,6 +112,7 @@ async def airdrop(context: CommandContext, address: Pubkey, sol: float) -> Outco
             "address": ("psyche_backend_solana.commands.solana:address", "Print a wallet's address."),
             "airdrop": ("psyche_backend_solana.commands.solana:airdrop", "Request free SOL from a test chain."),
             "balance": ("psyche_backend_solana.commands.solana:balance", "Print the balance of an account."),
+            "bond": ("psyche_backend_solana.commands.payments.bonds:bond", "Put a bond down for a run, and have it back."),
             "create-token": (
                 "psyche_backend_solana.commands.payments.token:create_token",
                 "Create a token for paying a run's members.",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.layouts import authorizer
+from psyche_backend_solana.layouts import authorizer, bond
 from psyche_backend_solana.layouts.coordinator import Run, instance_address
 from psyche_backend_solana.layouts.coordinator_accounts import CoordinatorAccount, RunInstance
 from psyche_backend_solana.lookup.cluster import refuse_shared_ids
@@ -97,16 +97,17 @@ async def find_authorization(
 ) -> Pubkey:
     """Return the authorization by `grantor` with which `user` may join.
 
-    grantees: wallets whose authorizations are tried; None, or the user alone, tries the one for everybody, then the user's own.
-    Raises CommandRefused (`NotAuthorized`) with what is missing.
+    grantees: wallets whose authorizations are tried; None, or the user alone, tries the one for everybody, then the user's own,
+    then the one that goes with a bond of the user. Raises CommandRefused (`NotAuthorized`) with what is missing.
     """
     await checked_ids(rpc, programs, "authorizer", timeout=timeout)
+    own_bond = bond.bond_address(grantor, user, program=programs.bond)
     wanted = (user,) if grantees is None else tuple(grantees)
     if wanted == (user,):
-        wanted = (authorizer.EVERYBODY, user)
+        wanted = (authorizer.EVERYBODY, user, own_bond)
     addresses = [authorizer.address(grantor, grantee, program=programs.authorizer) for grantee in wanted]
     try:
-        found = await methods.accounts(rpc, addresses, timeout=timeout)
+        *found, granting = await methods.accounts(rpc, [*addresses, grantor], timeout=timeout)
     except RpcError as error:
         raise BackendError(str(error)) from error
 
@@ -114,7 +115,8 @@ async def find_authorization(
     for grantee, address, read in zip(wanted, addresses, found, strict=True):
         whose = "everybody" if grantee == authorizer.EVERYBODY else str(grantee)
         if read is None:
-            reasons.append(f"none for {whose}")
+            if grantee != own_bond:
+                reasons.append(f"none for {whose}")
             continue
         try:
             account = Account(read.lamports, read.data, read.owner)
@@ -125,6 +127,13 @@ async def find_authorization(
         if authorization.allows(user):
             return address
         reasons.append(f"that for {whose} " + ("does not name this wallet" if authorization.active else "is switched off"))
+
+    if granting is not None and granting.owner == programs.bond:
+        message = (
+            f"the wallet {user} may not join: the run takes a bond, and this wallet has none that is active; "
+            "`psyche solana bond show` prints the terms, and `psyche solana bond deposit` puts a bond down"
+        )
+        raise CommandRefused("NotAuthorized", message)
 
     message = (
         f"the wallet {user} may not join: of authorizations by {grantor} there is {', '.join(reasons)}; "

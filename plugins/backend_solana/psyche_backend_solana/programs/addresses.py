@@ -17,8 +17,9 @@ COORDINATOR: Final = Pubkey.from_string("4t6nXm8shbyAsZTLvdCPi11MxKDXktwSoxcTz38
 AUTHORIZER: Final = Pubkey.from_string("5CYB3VexRVB2HAJzmy5gF8fG61VPAZv6dZDHrFndTJVk")
 TREASURER: Final = Pubkey.from_string("5ZFQNB2VADQm8TPiLVoCsqUEAFXFBtkB5aeQmkq2whaF")
 MINING_POOL: Final = Pubkey.from_string("4ssexxnaGG8Tm3bBW3Aqx65RQTx4xeAjQiKvoihd6wEY")
+BOND: Final = Pubkey.from_string("AYQUQT9cP41xsGDxFGgz3rUtu3tkkyV7SYoEDN47yxRe")
 PROGRAMS: Final[Mapping[str, Pubkey]] = MappingProxyType(
-    {"coordinator": COORDINATOR, "authorizer": AUTHORIZER, "treasurer": TREASURER, "mining_pool": MINING_POOL}
+    {"coordinator": COORDINATOR, "authorizer": AUTHORIZER, "treasurer": TREASURER, "mining_pool": MINING_POOL, "bond": BOND}
 )
 
 SYSTEM: Final = Pubkey.from_string("11111111111111111111111111111111")

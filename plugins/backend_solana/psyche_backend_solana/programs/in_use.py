@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.programs.addresses import AUTHORIZER, COORDINATOR, MINING_POOL, TREASURER
+from psyche_backend_solana.programs.addresses import AUTHORIZER, BOND, COORDINATOR, MINING_POOL, TREASURER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,4 +17,5 @@ class Programs:
     authorizer: Pubkey = AUTHORIZER
     treasurer: Pubkey = TREASURER
     mining_pool: Pubkey = MINING_POOL
+    bond: Pubkey = BOND
     own_chain: bool = False

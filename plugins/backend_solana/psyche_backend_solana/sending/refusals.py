@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.layouts import authorizer, mining_pool, treasurer
+from psyche_backend_solana.layouts import authorizer, bond, mining_pool, treasurer
 from psyche_backend_solana.layouts.errors import COMMON, COORDINATOR
 from psyche_backend_solana.programs.in_use import Programs
 from psyche_core.coordinator.errors import MEANINGS
@@ -32,6 +32,7 @@ def meaning(program: Pubkey | None, number: int, *, programs: Programs) -> tuple
         programs.authorizer: authorizer.ERRORS,
         programs.treasurer: treasurer.ERRORS,
         programs.mining_pool: mining_pool.ERRORS,
+        programs.bond: bond.ERRORS,
     }
     own = tables.get(program) if program is not None else None
     if own is not None and number in own:

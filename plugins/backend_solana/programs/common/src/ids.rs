@@ -10,6 +10,8 @@ pub const AUTHORIZER: Pubkey = [62, 99, 98, 91, 52, 104, 77, 51, 95, 132, 6, 122
 pub const TREASURER: Pubkey = [67, 177, 158, 115, 51, 150, 165, 82, 222, 137, 120, 25, 113, 207, 65, 179, 8, 210, 126, 24, 94, 120, 88, 228, 255, 50, 106, 103, 125, 32, 108, 104];
 /// Mining pool: 4ssexxnaGG8Tm3bBW3Aqx65RQTx4xeAjQiKvoihd6wEY
 pub const MINING_POOL: Pubkey = [57, 155, 96, 100, 132, 172, 28, 238, 92, 245, 86, 126, 207, 13, 68, 16, 20, 122, 19, 160, 151, 13, 218, 126, 229, 204, 194, 198, 16, 167, 234, 241];
+/// Bond: AYQUQT9cP41xsGDxFGgz3rUtu3tkkyV7SYoEDN47yxRe
+pub const BOND: Pubkey = [141, 196, 186, 84, 24, 116, 192, 39, 68, 221, 7, 36, 203, 223, 41, 178, 45, 50, 168, 162, 38, 12, 32, 152, 32, 175, 125, 170, 117, 14, 158, 145];
 
 /// System program: 11111111111111111111111111111111
 pub const SYSTEM: Pubkey = [0; 32];

@@ -1,4 +1,4 @@
-//! What all four programs share: the platform, accounts and their checks, calls of other programs, exact arithmetic.
+//! What all programs share: the platform, accounts and their checks, calls of other programs, exact arithmetic.
 //!
 //! `no_std`, no crates, no floating point, no 128-bit division. Whatever comes from outside is checked where it is read.
 #![cfg_attr(not(test), no_std)]

@@ -1,4 +1,4 @@
-//! SPL Token accounts: what they hold, and transfers out of ours.
+//! SPL Token accounts: what they hold, transfers out of ours, and tokens of ours that are burned.
 use crate::account::Account;
 use crate::cpi::{invoke, Meta};
 use crate::platform::same;
@@ -59,6 +59,20 @@ pub fn transfer(from: &Account, to: &Account, authority: &Account, token: &Accou
         Meta { key: authority.key(), writable: false, signer: true },
     ];
     invoke(&ids::TOKEN, &metas, &data, &[*from, *to, *authority, *token], seeds)
+}
+
+/// Destroys tokens: the mint's supply falls by `amount`. `seeds` sign for `authority`, a derived address of ours.
+pub fn burn(from: &Account, mint: &Account, authority: &Account, token: &Account, amount: u64, seeds: &[&[u8]]) -> Res {
+    token.must_be(&ids::TOKEN)?;
+    let mut data = [0u8; 9];
+    data[0] = 8;
+    data[1..].copy_from_slice(&amount.to_le_bytes());
+    let metas = [
+        Meta { key: from.key(), writable: true, signer: false },
+        Meta { key: mint.key(), writable: true, signer: false },
+        Meta { key: authority.key(), writable: false, signer: true },
+    ];
+    invoke(&ids::TOKEN, &metas, &data, &[*from, *mint, *authority, *token], seeds)
 }
 
 /// Closes a token account that holds no tokens; its lamports go to `spill`.

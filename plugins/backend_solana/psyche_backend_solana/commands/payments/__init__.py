@@ -1,1 +1,1 @@
-"""Commands about tokens: what a run pays (`rewards`, `balances`), a pool of collateral (`mining_pool`), a new token (`token`)."""
+"""Commands about tokens: what a run pays (`rewards`, `balances`), a pool (`mining_pool`), `bonds`, a new token (`token`)."""

@@ -30,7 +30,7 @@ from psyche_backend_solana.commands.context import (
 )
 from psyche_backend_solana.commands.run.closing import is_old, refund_of, settle_slashed
 from psyche_backend_solana.commands.token_amounts import amount_of, decimals, units_of
-from psyche_backend_solana.layouts import coordinator, tokens, treasurer
+from psyche_backend_solana.layouts import bond, coordinator, tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
 from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL
 from psyche_backend_solana.lookup.runs import RunFound, coordinator_account
@@ -92,6 +92,13 @@ later_version_option: Callable[[Callable[..., None]], Callable[..., None]] = opt
     help="Token that pays the members. Creates a treasurer for the run.",
 )
 @option("--join-authority", type=ADDRESS, group=RUN, help="Wallet that grants the right to join. Default: this wallet.")
+@option(
+    "--with-bonds",
+    "bonds",
+    is_flag=True,
+    group=RUN,
+    help="Let members join only with a bond, by terms that this wallet sets next: see psyche solana bond create.",
+)
 @command()
 async def create_run(
     context: CommandContext,
@@ -101,6 +108,7 @@ async def create_run(
     treasurer_index: int | None,
     mint: Pubkey | None,
     join_authority: Pubkey | None,
+    bonds: bool,
 ) -> Outcome:
     """Create a run. It has no configuration yet; start it with update-config and then set-paused --resume."""
     try:
@@ -113,11 +121,18 @@ async def create_run(
         message = "--treasurer-index is for a paid run; give --treasurer-collateral-mint, too"
         raise ConfigError(message)
 
+    if bonds and join_authority is not None:
+        message = "--with-bonds makes the terms of the bonds the run's join authority; leave --join-authority out"
+        raise ConfigError(message)
+
     await context.check_ids("coordinator", "authorizer")
     space = Keypair()
     address, _ = coordinator.instance_address(run_id, program=context.programs.coordinator)
     run = coordinator.Run(address, space.pubkey(), context.programs.coordinator)
     grantor = join_authority or context.payer
+    if bonds:
+        await context.check_ids("bond")
+        grantor = bond.bonds_address(context.payer, address, program=context.programs.bond)
     rent = await methods.rent_exempt(context.rpc, ACCOUNT_BYTES, timeout=CALL_SECONDS)
     made = create_account(
         CreateAccountParams(
@@ -161,6 +176,8 @@ async def create_run(
         )
     sent = await context.send(made, begin, signers=(Wallet(space),))
     sentence = f"the run {run_id!r} was created: instance {address}, account {space.pubkey()}; configure it with update-config"
+    if bonds:
+        sentence += ", and set the terms of its bonds with `psyche solana bond create`: nobody can join before"
     return Outcome(sentence, {**facts, "signature": sent.signature})
 
 
