@@ -1,7 +1,7 @@
 """How messages spread in an overlay: hops, copies and bytes, in virtual time.
 
-Each member has the real message log, the real control protocol on each connection and the real choice of receivers; only the links
-are simulated. Every link takes HOP_SECONDS for a frame of any size, and handling one takes no time, so seconds divided by
+Each member has the real message log, the real control protocol on each connection and the real choice of receivers; only the
+links are simulated. Every link takes HOP_SECONDS for a frame of any size, and handling one takes no time, so seconds divided by
 HOP_SECONDS are hops. Pings and comparisons of whole lists, the last resort, are left out: what is missing in the end is missing
 without them. Signatures are not checked; a message begins with its author's key.
 """
@@ -43,6 +43,7 @@ def keys(members: int) -> list[bytes]:
 
 def flood(overlay: Overlay, own: bytes, entry: LogEntry) -> tuple[bytes, ...]:
     """All neighbours: what `Spread` is compared with."""
+    del entry
     return overlay.neighbours(own)
 
 
@@ -163,10 +164,10 @@ def spread(
 
     dropping: share of the members that receive, and pass nothing on; they send no messages of their own.
 
-    hops, hops_mean: until the last honest member has a message; of the slowest message, and the mean. in_goal: share of the pairs of message and
-    member that were done within GOAL_HOPS. missing: pairs that never were. copies, copies_most: of a message at a member, mean
-    and of the member with most. ids: announced and requested ids a message and member. bytes: sent by a member for a message, mean;
-    sent_over_mean: the busiest honest member's bytes over those members' mean.
+    hops, hops_mean: until the last honest member has a message; of the slowest message, and the mean. in_goal: share of the
+    pairs of message and member that were done within GOAL_HOPS. missing: pairs that never were. copies, copies_most: of a
+    message at a member, mean and of the member with most. ids: announced and requested ids a message and member. bytes: sent by
+    a member for a message, mean; sent_over_mean: the busiest honest member's bytes over those members' mean.
     """
     names = keys(members)
     overlay = Overlay(names, seed) if degree is None else Overlay(names, seed, degree=degree)

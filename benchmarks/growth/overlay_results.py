@@ -1,16 +1,18 @@
 """How a round's results spread in an overlay: who uploads how much, and when all have all, in virtual time.
 
-Each member has the real choice of what to fetch from whom (`Downloads`); only the lines are simulated. A member's line sends one
-result after another at its rate, in the order of the requests, and receives in the same way, beside it; a result is received while it
-is sent. Frames of requests and announcements take HOP_SECONDS and no part of the line. A result is passed on when it is complete.
+Each member has the real choice of what to fetch from whom (`Downloads`); only the lines are simulated. A member's line sends
+one result after another at its rate, in the order of the requests, and receives in the same way, beside it; a result is
+received while it is sent. Frames of requests and announcements take HOP_SECONDS and no part of the line. A result is passed on
+when it is complete.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterable, Mapping
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from statistics import mean
 from types import MappingProxyType
@@ -22,6 +24,8 @@ from psyche_core.p2p.fetch_plan import Answer
 from psyche_core.p2p.holders import HolderBook
 from psyche_core.p2p.overlay import Overlay
 from psyche_core.p2p.uploads import UploadQueue
+
+CASES = ("honest", "free riders", "false", "slow")
 
 RESULT_SECONDS = 22 / 12.5
 """Time of a result on a line: 22 MB, of a model of 8 billion parameters with k = 8, at 100 Mbit/s."""
@@ -74,14 +78,14 @@ class _Member:
         """Take an announcement."""
         if name in self.downloads:
             self.holders.note(peer, (name,))
-            self.ask()
+            self.ask((name,))
 
-    def ask(self) -> None:
-        """Ask for what may be asked for."""
-        while (found := self.downloads.begin(self._neighbours)) is not None:
+    def ask(self, among: Sequence[bytes] | None = None) -> None:
+        """Ask for what may be asked for, or for those of these results."""
+        while (found := self.downloads.begin(self._neighbours, among=among)) is not None:
             name, peer = found
             self.requests += 1
-            self._network.to(peer, lambda other, name=name: other.asked(name, self.key))
+            self._network.to(peer, partial(_Member.asked, name=name, peer=self.key))
 
     # ------------------------------------------------------------------------------------------------------ as a holder
 
@@ -103,8 +107,8 @@ class _Member:
         while (found := self.queue.begin()) is not None:
             name, peer = found
             self._sending[found] = self._network.now
-            self._network.to(peer, lambda other, name=name: other.sent_first(name, self.key))
-            self._network.call(self.up_seconds, lambda found=found, began=self._network.now: self._sent(found, began))
+            self._network.to(peer, partial(_Member.sent_first, name=name, peer=self.key))
+            self._network.call(self.up_seconds, partial(self._sent, found, self._network.now))
 
     def _sent(self, request: tuple[bytes, bytes], began: float) -> None:
         if self._sending.get(request) != began:
@@ -174,14 +178,16 @@ def swarm(
 ) -> dict[str, Any]:
     """Figures of one round in which so many members have a result, and all members fetch all, each from its neighbours.
 
-    case: "honest"; "free riders": a tenth announce nothing, so nobody asks them; "false": a tenth announce all results, and have
-    none to give; "slow": a tenth send SLOW times slower. Members of that tenth have no result of their own but with "slow".
+    case: one of CASES. "free riders": a tenth announce nothing, so nobody asks them. "false": a tenth announce all results and
+    give none. "slow": a tenth send SLOW times slower. With the first two, results are of other members, if there are enough
+    others. limits: of `Downloads`.
     """
     names = keys(members)
     network = _Network(Overlay(names, seed), limits)
     chosen = random.Random(seed)
     tenth = [] if case == "honest" else chosen.sample(names, members // 10)
-    authors = chosen.sample(sorted(set(names) - set(tenth)) if case in ("free riders", "false") else names, results)
+    able = names if case == "slow" else sorted(set(names) - set(tenth))
+    authors = chosen.sample(able, min(results, len(able)))
     for key in tenth:
         member = network.members[key]
         member.tells = case == "slow"
@@ -196,9 +202,9 @@ def swarm(
     if case == "false":
         for key in tenth:
             for name in authors:
-                network.call(HOP_SECONDS, lambda key=key, name=name: network.members[key].tell(name))
+                network.call(HOP_SECONDS, partial(network.members[key].tell, name))
     network.run()
-    return _figures(network.members.values(), results)
+    return _figures(network.members.values(), len(authors))
 
 
 def direct(members: int, *, results: int, seed: int = 0) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """Which of many wanted results is asked for next, and from which neighbours, so that no member has to send much more than others.
 
 Where a member is connected with some others only, results reach it in several hops: who has fetched one announces it to its
-neighbours (`HolderBook`), and each of these asks some of those that announced it. A request waits until the holder's line is free
-(`UploadQueue`). The first holder that begins to send is the source, and the requests at the others are withdrawn. So a line is idle
-only if no neighbour can take anything that its owner has, and nobody waits in the queue of an author when others can send already.
+neighbours (`HolderBook`), and each of these asks some of those that announced it. A request waits until the holder's line is
+free (`UploadQueue`). The first holder that begins to send is the source, and the requests at the others are withdrawn. So a
+line is idle only if no neighbour can take anything that its owner has, and nobody waits in the queue of an author when others
+can send already.
 
-Results that were asked for at fewest neighbours come first, then those that fewest neighbours have. Of the holders, the one is asked
-where fewest of our requests wait. There is a `FetchPlan` for each result, which knows who was asked and what the answer was; this
-module chooses among the plans. It knows nothing of time: the transport notices who is too slow, and reports it here.
+Results that were asked for at fewest neighbours come first, then those that fewest neighbours have. Of the holders, the one is
+asked where fewest of our requests wait. There is a `FetchPlan` for each result, which knows who was asked and what the answer
+was; this module chooses among the plans. It knows nothing of time: the transport notices who is too slow, and reports it here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from psyche_core.p2p.holders import HolderBook
 AT_ONCE = 2
 """Results received at once: what is complete can be passed on, so few that come soon are better than many that come late."""
 
-SOURCES = 3
+SOURCES = 2
 PER_PEER = 8
 
 
@@ -31,7 +32,8 @@ PER_PEER = 8
 class _Wanted:
     """A result that we lack.
 
-    drawn: decides among results that are equal otherwise. asked: peers with a request of ours. source: the one of them that sends.
+    drawn: decides among results that are equal otherwise. asked: peers with a request of ours. source: the one of them that
+    sends.
     """
 
     drawn: float
@@ -80,11 +82,18 @@ class Downloads:
             self._wanted[name] = _Wanted(self._draw.random())
 
     def begin(
-        self, reachable: Collection[bytes], *, doubted: Collection[bytes] = (), slow: Collection[bytes] = ()
+        self,
+        reachable: Collection[bytes],
+        *,
+        doubted: Collection[bytes] = (),
+        slow: Collection[bytes] = (),
+        among: Collection[bytes] | None = None,
     ) -> tuple[bytes, bytes] | None:
         """Choose the next result and the peer to ask for it, and note the request; None if there is nothing to ask for now.
 
         reachable, doubted, slow: see `FetchPlan.begin`; peers that did not give what they had announced are doubted as well.
+        among: only these results are considered. After an announcement, nothing but the announced results can have become
+        possible.
         """
         if self._receiving >= self._at_once:
             return None
@@ -96,8 +105,9 @@ class Downloads:
         doubted = self._failed.union(doubted) if self._failed else doubted
         ready = [
             (len(wanted.asked), held, wanted.drawn, name)
-            for name, wanted in self._wanted.items()
-            if wanted.source is None
+            for name in (self._wanted if among is None else among)
+            if (wanted := self._wanted.get(name)) is not None
+            and wanted.source is None
             and len(wanted.asked) < self._sources
             and (held := self._holders.count(name)) > len(wanted.asked)
         ]

@@ -1,8 +1,8 @@
 """Which peers said that they have which blobs.
 
-A peer that has fetched a result tells its neighbours, who may then fetch it from that peer. Such an announcement may be false, and
-may come before we know that the blob exists, so announcements are kept for any blob, a limited number for each peer; of too many
-the oldest are forgotten. `downloads` chooses among the holders, and `message_log` does the same for messages.
+A peer that has fetched a result tells its neighbours, who may then fetch it from that peer. Such an announcement may be false,
+and may come before we know that the blob exists, so announcements are kept for any blob, a limited number for each peer; of too
+many the oldest are forgotten. `downloads` chooses among the holders, and `message_log` does the same for messages.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """To which neighbours a member sends a message at once, so that it reaches all members of an overlay in few hops and few copies.
 
 The author sends its message to all its neighbours. For every other member w everybody knows how far it is from the author, so
-everybody computes the same few senders for w and this message: neighbours of w that are one hop nearer to the author, and, where
-there are too few of these, neighbours at the same distance. Which of them, the id of the message decides, so nobody depends on the
-same senders for all messages of an author. There are no timers and no repairs of a tree: a member computes from the message alone
-to whom it sends it.
+everybody computes the same few senders for w and this message: neighbours of w that are one hop nearer to the author, and,
+where there are too few of these, neighbours at the same distance. Which of them, the id of the message decides, so nobody
+depends on the same senders for all messages of an author. There are no timers and no repairs of a tree: a member computes from
+the message alone to whom it sends it.
 
 A sender may be dead or drop what it should send. Therefore a member has several senders (`senders`), and ids of messages are
 announced to some random neighbours besides, which request what they lack (`MessageLog.claim_request`). Members with slightly
@@ -27,8 +27,8 @@ _MIX = 0x9E3779B97F4A7C15
 class Spread:
     """What one member sends on.
 
-    overlay: the graph of the epoch. own: our key. senders: copies that a member gets if it is no neighbour of the author; at least
-    1.
+    overlay: the graph of the epoch. own: our key. senders: copies that a member gets if it is no neighbour of the author; at
+    least 1.
     """
 
     def __init__(self, overlay: Overlay, own: bytes, *, senders: int = SENDERS) -> None:

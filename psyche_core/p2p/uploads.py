@@ -1,10 +1,10 @@
 """Which of the waiting requests for results a member answers next.
 
-A member sends few results at once, because each of them can be passed on only when it is complete: of two that are sent one after
-the other the second arrives no later than both would together, and the first much earlier. Requests wait meanwhile, and those that
-another holder answers are withdrawn. The result that we have sent least often comes first, so that all results get away from their
-authors soon; then the peer to which we have sent least, so that no neighbour is without anything for long; then the longest waiting
-request.
+A member sends few results at once, because each of them can be passed on only when it is complete: of two that are sent one
+after the other the second arrives no later than both would together, and the first much earlier. Requests wait meanwhile, and
+those that another holder answers are withdrawn. The result that we have sent least often comes first, so that all results get
+away from their authors soon; then the peer to which we have sent least, so that no neighbour is without anything for long; then
+the longest waiting request.
 """
 
 from __future__ import annotations

@@ -112,6 +112,13 @@ def test_doubted_peers_are_asked_after_others() -> None:
     assert downloads.begin(PEERS, doubted=[A]) == (ONE, B)
 
 
+def test_after_an_announcement_only_what_was_announced_is_considered() -> None:
+    _, downloads = made({A: NAMES})
+    assert downloads.begin(PEERS, among=[TWO, D]) == (TWO, A)
+    assert downloads.begin(PEERS, among=[TWO]) is None
+    assert len(begun(downloads)) == 2
+
+
 class Swarm(RuleBasedStateMachine):
     """Any order of events: the counts are right, the limits hold, and in the end everything is here."""
 
