@@ -25,8 +25,8 @@ from itertools import pairwise
 KEY_BYTES = 32
 SEED_LIMIT = 2**64
 DEGREE = 20
-"""Most neighbours of a member, unless the caller says otherwise. With it, 256 members were within three hops of each other for each
-of 200 seeds; with 16 for 197 of them."""
+"""Most neighbours of a member, unless the caller says otherwise. With it, 256 members were within three hops of each other for
+each of 200 seeds; with 16 for 197 of them."""
 
 MOST_DEGREE = 32
 FULL_MESH = MOST_DEGREE + 1

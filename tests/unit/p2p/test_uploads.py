@@ -35,8 +35,9 @@ def test_what_was_withdrawn_is_not_answered_and_does_not_count_as_sent() -> None
     queue.end(TWO, B, complete=False)  # a second time does nothing
     assert queue.begin() == (ONE, B)
     queue.end(ONE, B, complete=True)
+    queue.add(TWO, B)
     queue.add(TWO, A)
-    assert queue.begin() == (TWO, A), "its result was never sent"
+    assert queue.begin() == (TWO, A), "what was withdrawn there does not count as sent to it"
 
 
 def test_a_peer_s_requests_are_limited_and_asked_once() -> None:
