@@ -16,6 +16,10 @@ from benchmarks.growth.overlay_results import CASES, direct, swarm
 from psyche_core.p2p.overlay import Overlay
 from psyche_core.p2p.spread import SENDERS, Spread
 
+CHOSEN = f"{SENDERS} senders"
+AUTHORS = 64
+"""Most members that send a message where ways of spreading are compared with the chosen one, for which all do."""
+
 DROPPING = 0.1
 DEAD = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8)
 TRIALS = 100
@@ -37,7 +41,8 @@ def measure(counts: Sequence[int], *, say: Callable[[str], None]) -> dict[str, A
             figures[part] = {}
             for name, way in ways().items():
                 say(f"overlay: {count} members, {part}, {name}")
-                figures[part][name] = spread(count, way, dropping=dropping)
+                authors = None if name == CHOSEN else AUTHORS
+                figures[part][name] = spread(count, way, dropping=dropping, authors=authors)
         figures["dead"] = survival(count, DEAD, trials=TRIALS)
         for part, results in (("results", count), ("results_of_few", max(count // FEW, 2))):
             say(f"overlay: {count} members, {part}")
@@ -59,10 +64,9 @@ def curves(found: dict[str, Any]) -> list[Curve]:
         value: float = figures[part][name][figure]
         return value
 
-    way = f"{SENDERS} senders"
     units = {"hops": "hops", "copies": "copies", "bytes": "bytes", "sent_over_mean": "times the mean"}
     spreading = [
-        over_members(f"{part} {figure}", unit, partial(of, part, way, figure))
+        over_members(f"{part} {figure}", unit, partial(of, part, CHOSEN, figure))
         for part in ("messages", "messages_dropped")
         for figure, unit in units.items()
     ]

@@ -19,7 +19,7 @@ from typing import Any
 
 from psyche_core.interfaces.transport import Opened
 from psyche_core.p2p.message_log import LogEntry, MessageLog
-from psyche_core.p2p.overlay import KEY_BYTES, Overlay
+from psyche_core.p2p.overlay import DEGREE, KEY_BYTES, Overlay
 from psyche_core.p2p.spread import Spread
 from psyche_p2p_quic.connections import control_frames
 from psyche_p2p_quic.connections.control_frames import IHave, IWant, Message
@@ -81,13 +81,13 @@ class _Member:
         self._network = network
         self._unannounced: list[LogEntry] = []
 
-    def write(self, number: int) -> None:
-        """Send a message of our own."""
-        text = self.key + number.to_bytes(4, "big")
-        entry = self.log.add_own(text.ljust(MESSAGE_BYTES, b"."), tag=1)
+    def write(self) -> bytes:
+        """Send a message of our own; returns its id."""
+        entry = self.log.add_own(self.key.ljust(MESSAGE_BYTES, b"."), tag=1)
         assert entry is not None
         self.got[entry.id] = self._network.now
         self._pass_on(entry)
+        return entry.id
 
     def receive(self, peer: bytes, data: bytes) -> None:
         """Handle a frame."""
@@ -158,11 +158,18 @@ class _Network:
 
 
 def spread(
-    members: int, receivers: Receivers, *, dropping: float = 0.0, messages: int = 1, degree: int | None = None, seed: int = 0
+    members: int,
+    receivers: Receivers,
+    *,
+    dropping: float = 0.0,
+    authors: int | None = None,
+    degree: int = DEGREE,
+    seed: int = 0,
 ) -> dict[str, Any]:
-    """Let every honest member send so many messages at once; return the figures of how they spread.
+    """Let honest members send a message each, all at once; return the figures of how they spread.
 
-    dropping: share of the members that receive, and pass nothing on; they send no messages of their own.
+    dropping: share of the members that receive, and pass nothing on; they send no messages of their own. authors: most members
+    that send a message, None for all honest ones.
 
     hops, hops_mean: until the last honest member has a message; of the slowest message, and the mean. in_goal: share of the
     pairs of message and member that were done within GOAL_HOPS. missing: pairs that never were. copies, copies_most: of a
@@ -170,15 +177,13 @@ def spread(
     a member for a message, mean; sent_over_mean: the busiest honest member's bytes over those members' mean.
     """
     names = keys(members)
-    overlay = Overlay(names, seed) if degree is None else Overlay(names, seed, degree=degree)
+    overlay = Overlay(names, seed, degree=degree)
     droppers = frozenset(random.Random(seed).sample(names, round(dropping * members)))
     network = _Network(overlay, receivers, droppers, seed=seed)
     honest = [member for member in network.members.values() if not member.drops]
-    for number in range(messages):
-        for member in honest:
-            member.write(number)
+    writing = honest if authors is None else random.Random(seed).sample(honest, min(authors, len(honest)))
+    written = [member.write() for member in writing]
     network.run()
-    written = [entry for member in honest for entry in member.got if member.got[entry] == 0.0]
     times = [[member.got.get(entry) for member in honest] for entry in written]
     came = [[when / HOP_SECONDS for when in row if when is not None] for row in times]
     pairs = len(written) * len(honest)
