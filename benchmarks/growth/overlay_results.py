@@ -238,14 +238,19 @@ def direct(members: int, *, results: int, seed: int = 0) -> dict[str, Any]:
 def _figures(members: Iterable[_Member], results: int) -> dict[str, Any]:
     """What a round cost.
 
-    uploads_most: results that the busiest member sent. upload_over_mean: that over the mean of those that serve. time_over_ideal:
-    until the last member has all, over the time that all results but one take on a line. missing: results that never came.
+    uploads_most: results that the busiest member sent. upload_over_mean: that over the mean of those that serve. sent_over_mean:
+    the same with what was sent until a request was withdrawn. time_over_ideal: until the last member has all, over the time that
+    all results but one take on a line. requests: of a member for a result. wasted: sent until a request was withdrawn, over what
+    was sent otherwise. missing: results that never came.
     """
     members = list(members)
-    uploads = [member.uploads for member in members if member.serves]
+    serving = [member for member in members if member.serves]
+    uploads = [member.uploads for member in serving]
+    sent = [member.uploads + member.wasted_seconds / member.up_seconds for member in serving]
     return {
         "uploads_most": max(uploads),
         "upload_over_mean": round(max(uploads) / mean(uploads), 3),
+        "sent_over_mean": round(max(sent) / mean(sent), 3),
         "time_over_ideal": round(max(member.done_at for member in members) / (RESULT_SECONDS * (results - 1)), 3),
         "requests": round(mean(member.requests for member in members) / results, 2),
         "wasted": round(sum(member.wasted_seconds for member in members) / sum(uploads) / RESULT_SECONDS, 4),
