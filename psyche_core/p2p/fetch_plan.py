@@ -8,7 +8,7 @@ hashes and sends, and reports each answer here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum, auto
 
 from psyche_core.errors import BlobNotFound, BlobRejected
@@ -56,21 +56,24 @@ class FetchPlan:
         reachable: Collection[bytes],
         doubted: Collection[bytes] = (),
         slow: Collection[bytes] = (),
+        load: Mapping[bytes, float] | None = None,
     ) -> bytes | None:
         """Choose the next peer to ask, mark it as being asked, and return it; None if no reachable member is left to ask.
 
         members, reachable: members to choose from, and those of them that can be asked now. doubted: members to ask after all
         others. Peers that failed to answer or were released are asked after peers that were not. slow: peers reached through a
-        relay; among the sources they are asked last, and also among the members that are not sources.
+        relay; among the sources they are asked last, and also among the members that are not sources. load: what each peer has
+        sent us already; among peers that are equal in all this, the one with least is asked first, and without it the given
+        order counts.
         """
         members = tuple(members)
         allowed = frozenset(members)
         order: Iterable[bytes] = (*self._order, *members)
-        if doubted or slow or self._lost or self._released:
+        if doubted or slow or load or self._lost or self._released:
 
-            def rank(peer: bytes) -> tuple[bool, int, bool, bool]:
+            def rank(peer: bytes) -> tuple[bool, int, bool, bool, float]:
                 failures = self._lost.get(peer, 0) + self._released.get(peer, 0)
-                return peer in doubted, failures, peer not in self._order, peer in slow
+                return peer in doubted, failures, peer not in self._order, peer in slow, load.get(peer, 0) if load else 0
 
             order = sorted(order, key=rank)
         for peer in order:

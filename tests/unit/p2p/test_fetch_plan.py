@@ -88,3 +88,14 @@ def test_who_was_lost_is_asked_after_those_that_were_not() -> None:
     assert plan.begin(members=ALL, reachable=ALL) == A
     plan.settle(A, Answer.LOST)
     assert [plan.begin(members=ALL, reachable=ALL) for _ in range(3)] == [B, C, A]
+
+
+def test_among_equals_the_one_with_the_least_load_comes_first() -> None:
+    plan = FetchPlan([B])
+    load = {A: 2.0, B: 5.0, C: 1.0}
+    assert [plan.begin(members=ALL, reachable=ALL, load=load) for _ in ALL] == [B, C, A], (
+        "a source comes before others all the same"
+    )
+    plan = FetchPlan(ALL)
+    assert [plan.begin(members=ALL, reachable=ALL, doubted={C}, load=load) for _ in ALL] == [A, B, C]
+    assert FetchPlan(ALL).begin(members=ALL, reachable=ALL, load={}) == A

@@ -1,0 +1,196 @@
+"""Which of many wanted results is asked for next, and from which neighbours, so that no member has to send much more than others.
+
+Where a member is connected with some others only, results reach it in several hops: who has fetched one announces it to its
+neighbours (`HolderBook`), and each of these asks some of those that announced it. A request waits until the holder's line is
+free (`UploadQueue`). The first holder that begins to send is the source, and the requests at the others are withdrawn. So a
+line is idle only if no neighbour can take anything that its owner has, and nobody waits in the queue of an author when others
+can send already.
+
+Results that were asked for at fewest neighbours come first, then those that fewest neighbours have. Of the holders, the one is
+asked where fewest of our requests wait. There is a `FetchPlan` for each result, which knows who was asked and what the answer
+was; this module chooses among the plans. It knows nothing of time: the transport notices who is too slow, and reports it here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from psyche_core.p2p.fetch_plan import Answer, FetchPlan
+from psyche_core.p2p.holders import HolderBook
+
+AT_ONCE = 2
+"""Results received at once: what is complete can be passed on, so few that come soon are better than many that come late."""
+
+SOURCES = 2
+PER_PEER = 8
+
+
+@dataclass(slots=True, eq=False)
+class _Wanted:
+    """A result that we lack.
+
+    drawn: decides among results that are equal otherwise. asked: peers with a request of ours. source: the one of them that
+    sends.
+    """
+
+    drawn: float
+    plan: FetchPlan = field(default_factory=FetchPlan)
+    asked: set[bytes] = field(default_factory=set)
+    source: bytes | None = None
+
+
+class Downloads:
+    """The results that one member lacks.
+
+    holders: who announced what; results have the same names there as here. at_once: most results received at once. sources: most
+    requests for one result at once. per_peer: most requests at one peer at once. draw: for the order among results that are equal
+    otherwise, so that not all members ask for the same first.
+    """
+
+    def __init__(
+        self,
+        holders: HolderBook,
+        *,
+        at_once: int = AT_ONCE,
+        sources: int = SOURCES,
+        per_peer: int = PER_PEER,
+        draw: random.Random | None = None,
+    ) -> None:
+        self._holders = holders
+        self._at_once = at_once
+        self._sources = sources
+        self._per_peer = per_peer
+        self._draw = draw or random.Random()
+        self._wanted: dict[bytes, _Wanted] = {}
+        self._waiting: Counter[bytes] = Counter()
+        self._receiving = 0
+        self._failed: set[bytes] = set()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._wanted
+
+    def __len__(self) -> int:
+        """Return how many results we still lack."""
+        return len(self._wanted)
+
+    def want(self, name: bytes) -> None:
+        """Note that we lack a result. Does nothing if that is known."""
+        if name not in self._wanted:
+            self._wanted[name] = _Wanted(self._draw.random())
+
+    def begin(
+        self,
+        reachable: Collection[bytes],
+        *,
+        doubted: Collection[bytes] = (),
+        slow: Collection[bytes] = (),
+        among: Collection[bytes] | None = None,
+    ) -> tuple[bytes, bytes] | None:
+        """Choose the next result and the peer to ask for it, and note the request; None if there is nothing to ask for now.
+
+        reachable, doubted, slow: see `FetchPlan.begin`; peers that did not give what they had announced are doubted as well.
+        among: only these results are considered. After an announcement, nothing but the announced results can have become
+        possible.
+        """
+        if self._receiving >= self._at_once:
+            return None
+
+        free = {peer for peer in reachable if self._waiting[peer] < self._per_peer}
+        if not free:
+            return None
+
+        doubted = self._failed.union(doubted) if self._failed else doubted
+        ready = [
+            (len(wanted.asked), held, wanted.drawn, name)
+            for name in (self._wanted if among is None else among)
+            if (wanted := self._wanted.get(name)) is not None
+            and wanted.source is None
+            and len(wanted.asked) < self._sources
+            and (held := self._holders.count(name)) > len(wanted.asked)
+        ]
+        for *_, name in sorted(ready):
+            wanted = self._wanted[name]
+            holders = self._holders.of(name)
+            if free.isdisjoint(holders):
+                continue
+
+            peer = wanted.plan.begin(members=holders, reachable=free, doubted=doubted, slow=slow, load=self._waiting)
+            if peer is not None:
+                wanted.asked.add(peer)
+                self._waiting[peer] += 1
+                return name, peer
+
+        return None
+
+    def started(self, name: bytes, peer: bytes) -> tuple[bytes, ...] | None:
+        """Note that a peer begins to send a result. Return the peers at which the request must be withdrawn now.
+
+        None if this request must be withdrawn, because the result comes from another peer already, or enough others come. In the
+        latter case `begin` asks for it again later.
+        """
+        wanted = self._wanted.get(name)
+        if wanted is None or wanted.source is not None or peer not in wanted.asked:
+            return None
+
+        if self._receiving >= self._at_once:
+            wanted.plan.release(peer)
+            self._leave(wanted, peer)
+            return None
+
+        wanted.source = peer
+        self._receiving += 1
+        others = tuple(wanted.asked - {peer})
+        for other in others:
+            wanted.plan.release(other)
+            self._leave(wanted, other)
+        return others
+
+    def finished(self, name: bytes) -> tuple[bytes, ...]:
+        """Note that a result is here, or is not needed any more. Return the peers at which requests must be withdrawn now."""
+        wanted = self._wanted.pop(name, None)
+        self._holders.forget_blob(name)
+        if wanted is None:
+            return ()
+
+        others = tuple(wanted.asked - {wanted.source})
+        for peer in tuple(wanted.asked):
+            self._leave(wanted, peer)
+        self._ask_again()
+        return others
+
+    def failed(self, name: bytes, peer: bytes, answer: Answer) -> None:
+        """Note how a request ended without the result. Does nothing if there is no such request."""
+        wanted = self._wanted.get(name)
+        if wanted is None or peer not in wanted.asked:
+            return
+
+        wanted.plan.settle(peer, answer)
+        if answer is Answer.ABSENT:
+            self._holders.withdraw(peer, name)  # until it announces the result again
+        self._failed.add(peer)
+        self._leave(wanted, peer)
+        self._ask_again()
+
+    def forget_peer(self, peer: bytes) -> None:
+        """Note that the connection with a peer ended, and all requests at it with that."""
+        self._holders.forget_peer(peer)
+        for wanted in self._wanted.values():
+            if peer in wanted.asked:
+                wanted.plan.settle(peer, Answer.LOST)
+                self._leave(wanted, peer)
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Allow to ask peers again at which a request was withdrawn: the result did not come, or there is room for it now."""
+        for wanted in self._wanted.values():
+            wanted.plan.ask_again()
+
+    def _leave(self, wanted: _Wanted, peer: bytes) -> None:
+        wanted.asked.discard(peer)
+        self._waiting[peer] -= 1
+        if wanted.source == peer:
+            wanted.source = None
+            self._receiving -= 1
