@@ -36,7 +36,7 @@ _DOMAIN = b"psyche overlay 1\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Position:
     """A neighbour of a member among all its neighbours, as seen from an author.
 
     nearer, level: how many of the member's neighbours are one hop nearer to the author than the member, and as far as it.
@@ -96,7 +96,7 @@ class Overlay:
 
         return next(distance for distance, layer in enumerate(self._layers_from(start)) if layer >> number & 1)
 
-    def standing(self, origin: bytes, key: bytes, neighbour: bytes) -> Standing | None:
+    def position(self, origin: bytes, key: bytes, neighbour: bytes) -> Position | None:
         """Return where this neighbour of `key` stands; None if it is farther from the origin than `key`, or is no neighbour.
 
         None, too, for an origin's neighbours, who need nobody between, and for keys that are not members'.
@@ -117,7 +117,7 @@ class Overlay:
             return None
 
         place = (group & ((1 << other) - 1)).bit_count()
-        return Standing(nearer.bit_count(), level.bit_count(), is_nearer, place)
+        return Position(nearer.bit_count(), level.bit_count(), is_nearer, place)
 
     def diameter(self) -> int:
         """Return the most hops between two members; 0 for fewer than two."""

@@ -64,7 +64,7 @@ class Spread:
         """Return the neighbours to which we may have to send messages of this author."""
         found = []
         for key in self._neighbours:
-            ours = self._overlay.standing(origin, key, self._own)
+            ours = self._overlay.position(origin, key, self._own)
             if ours is not None and ours.is_nearer:
                 found.append(_Receiver(key, ours.place, ours.nearer, 0))
             elif ours is not None and ours.nearer < self._senders:

@@ -96,15 +96,15 @@ def test_hops_are_those_of_the_shortest_way(members: list[bytes], seed: int, deg
         nearer = [other for other in among if ways[origin][other] < ways[origin][key]]
         level = [other for other in among if ways[origin][other] == ways[origin][key]]
         for other in members:
-            standing = overlay.standing(origin, key, other)
+            position = overlay.position(origin, key, other)
             if ways[origin][key] < 2 or other not in (*nearer, *level):
-                assert standing is None
+                assert position is None
                 continue
 
-            assert standing is not None
-            assert (standing.nearer, standing.level) == (len(nearer), len(level))
-            assert standing.is_nearer == (other in nearer)
-            assert (nearer if standing.is_nearer else level)[standing.place] == other
+            assert position is not None
+            assert (position.nearer, position.level) == (len(nearer), len(level))
+            assert position.is_nearer == (other in nearer)
+            assert (nearer if position.is_nearer else level)[position.place] == other
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -136,7 +136,7 @@ def test_who_is_no_member_has_no_place() -> None:
     assert overlay.neighbours(stranger) == ()
     assert overlay.hops(member, stranger) is None
     assert overlay.hops(stranger, member) is None
-    assert overlay.standing(stranger, member, member) is None
+    assert overlay.position(stranger, member, member) is None
     assert Overlay([], 0).diameter() == 0
 
 
