@@ -40,7 +40,7 @@ RUN = f"""
 run_id = "audited"
 [config]
 warmup_time = 60
-cooldown_time = 1
+cooldown_time = 5
 max_round_train_time = 60
 round_witness_time = 2
 epoch_time = 600

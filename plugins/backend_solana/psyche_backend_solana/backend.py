@@ -247,8 +247,11 @@ class SolanaBackend(Backend):
     # ------------------------------------------------------------ sending
 
     async def _authorization(self, timeout: float) -> Pubkey:
-        """The authorization for joining. Raises CommandRefused if none appears for a while, TimeoutError."""
-        give_up = anyio.current_time() + self._intervals.authorization
+        """The authorization for joining. Raises CommandRefused if none appears for a while, TimeoutError.
+
+        The search ends in half of the timeout at the latest: else a caller would learn that there was no answer, and not why.
+        """
+        give_up = anyio.current_time() + min(self._intervals.authorization, timeout / 2)
         while True:
             try:
                 return await find_authorization(

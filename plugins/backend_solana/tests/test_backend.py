@@ -279,6 +279,18 @@ async def test_an_authorization_that_comes_late_is_waited_for() -> None:
             await until(backend, pending(1))
 
 
+async def test_who_has_no_authorization_hears_so_before_its_caller_gives_up() -> None:
+    """Whoever joins tries again after a timeout, so it would never learn why."""
+    state = small_state()
+    patient = PollIntervals(tick=QUICK.tick, addresses=1.0, authorization=5.0, watcher=QUICK.watcher)
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state, members=[])
+        async with backend_of(chain, KEYS[0], intervals=patient) as backend:
+            await until(backend, pending(0))
+            with pytest.raises(CommandRefused, match="NotAuthorized"):
+                await backend.join(b"a", timeout=5.0)
+
+
 async def test_an_empty_wallet_hears_why_it_cannot_join() -> None:
     state = small_state()
     async with open_chain(unix=state.since) as chain:

@@ -80,9 +80,9 @@ class ServerSettings(ReportingOptions):
         json_schema_extra=groups.MEMBERS,
         description=(
             "Points that the members of each epoch share by their accepted rounds, kept in the run's state: a reputation, where "
-            "no money is paid. They count from the next epoch on. Where shares are checked, they are for members that have "
-            "passed a check. Who is proven to have signed two results for one share loses as many. With the backend tcp. "
-            "Default: as before, and no points in a new run."
+            "no money is paid. They count for epochs that begin from now on, the first included. Where shares are checked, they "
+            "are for members that have passed a check. Who is proven to have signed two results for one share loses as many. "
+            "With the backend tcp. Default: as before, and no points in a new run."
         ),
     )
     with_relay: bool = Field(
