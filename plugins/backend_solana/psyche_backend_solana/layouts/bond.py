@@ -39,8 +39,10 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
         105: ("TooEarly", "the waiting time after the beginning of the withdrawal is not over"),
         106: (
             "StillMember",
-            "the wallet is pending, or in the epoch that is played; leave the run and wait until the epoch ends (`psyche "
-            "run-manager tick` ends one that nobody plays), or at most 7 days beyond the waiting time",
+            (
+                "the wallet is pending, or in the epoch that is played; leave the run and wait until the epoch ends (`psyche "
+                "run-manager tick` ends one that nobody plays), or at most 7 days beyond the waiting time"
+            ),
         ),
         107: ("Ejected", "the run has ejected this wallet in its last epoch, on a ground for which bonds are forfeited"),
         108: ("NotEjected", "the run does not show this wallet as ejected on a ground for which bonds are forfeited"),

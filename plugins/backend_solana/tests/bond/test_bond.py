@@ -227,7 +227,7 @@ def test_nobody_withdraws_for_another(fresh: World) -> None:
 @pytest.mark.parametrize("run_state", PLAYED)
 @pytest.mark.parametrize("health", ClientState)
 def test_an_epoch_without_end_keeps_no_bond_of_who_has_left(run_state: RunState, health: ClientState) -> None:
-    """Seven days beyond the waiting time it is paid back; not to who plays, is pending, or was ejected on a ground of the terms."""
+    """Seven days after the waiting time it is paid; not to who plays, is pending, or was ejected on a ground of the terms."""
     world = World(grounds=bond.Ground.Signatures)
     world.deposit(world.alice)
     leave(world, world.alice)
