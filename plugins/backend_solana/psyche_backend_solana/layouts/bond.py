@@ -24,6 +24,10 @@ BOND_BYTES: Final = 128
 VERSION: Final = 1
 MAX_WAITING: Final = 90 * 86_400
 """Longest waiting time of any terms, in seconds."""
+LONGEST_EPOCH: Final = 7 * 86_400
+"""Seconds after the waiting time from which on an epoch that is still played keeps no bond of a member that has left it."""
+NATIVE_MINT: Final = Pubkey.from_string("So11111111111111111111111111111111111111112")
+"""The mint of wrapped SOL, whose tokens cannot be burned."""
 
 ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
     {
@@ -35,7 +39,10 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
         105: ("TooEarly", "the waiting time after the beginning of the withdrawal is not over"),
         106: (
             "StillMember",
-            "the wallet is pending, or in the epoch that is played; leave the run and wait until the epoch ends",
+            (
+                "the wallet is pending, or in the epoch that is played; leave the run and wait until the epoch ends (`psyche "
+                "run-manager tick` ends one that nobody plays), or at most 7 days beyond the waiting time"
+            ),
         ),
         107: ("Ejected", "the run has ejected this wallet in its last epoch, on a ground for which bonds are forfeited"),
         108: ("NotEjected", "the run does not show this wallet as ejected on a ground for which bonds are forfeited"),
@@ -45,6 +52,7 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
             "OtherTerms",
             "the terms are no longer those that were read before; read them again with `psyche solana bond show`",
         ),
+        112: ("NativeMint", "tokens of wrapped SOL cannot be burned, so they make no bonds; choose another token"),
     }
 )
 """The program's errors by number, as in Custom(n): name and sentence."""

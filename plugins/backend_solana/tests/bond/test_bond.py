@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -20,7 +22,7 @@ from plugins.backend_solana.tests.bond.bond_world import (
 from plugins.backend_solana.tests.svm.program_chain import Refused
 from psyche_backend_solana.layouts import authorizer, bond
 from psyche_backend_solana.lookup.bonds import convicted
-from psyche_backend_solana.programs.addresses import COORDINATOR
+from psyche_backend_solana.programs.addresses import COORDINATOR, TOKEN
 from psyche_core.coordinator.state import Client
 from psyche_core.types import ClientState, RunState
 from psyche_core.verification.standing import Standing
@@ -222,6 +224,30 @@ def test_nobody_withdraws_for_another(fresh: World) -> None:
     assert fresh.chain.refused(type(theirs)(theirs.program_id, bytes(theirs.data), mixed), fresh.bob) == CODES["NotAuthority"]
 
 
+@pytest.mark.parametrize("run_state", PLAYED)
+@pytest.mark.parametrize("health", ClientState)
+def test_an_epoch_without_end_keeps_no_bond_of_who_has_left(run_state: RunState, health: ClientState) -> None:
+    """Seven days after the waiting time it is paid; not to who plays, is pending, or was ejected on a ground of the terms."""
+    world = World(grounds=bond.Ground.Signatures)
+    world.deposit(world.alice)
+    leave(world, world.alice)
+    gone = Client(identity(world.alice), health, standing=STRUCK)
+    world.become([gone], run_state=run_state)
+    world.chain.advance(bond.LONGEST_EPOCH - 1)
+    assert world.chain.refused(world.withdrawing(world.alice), world.alice) == CODES["StillMember"]
+    world.chain.advance(1)
+    world.become([gone], pending=[world.bob, world.alice], run_state=run_state)
+    assert world.chain.refused(world.withdrawing(world.alice), world.alice) == CODES["StillMember"]
+    world.become([Client(identity(world.alice), ClientState.Ejected)], run_state=run_state)
+    assert world.chain.refused(world.withdrawing(world.alice), world.alice) == CODES["Ejected"]
+    world.become([gone], run_state=run_state)
+    if health is ClientState.Healthy:
+        assert world.chain.refused(world.withdrawing(world.alice), world.alice) == CODES["StillMember"]
+        return
+    world.withdraw(world.alice)
+    assert (world.balance(world.alice), world.supply()) == (FUNDS, SUPPLY)
+
+
 @pytest.mark.parametrize("health", [state for state in ClientState if state is not ClientState.Ejected])
 def test_who_may_still_be_ejected_waits_for_the_epochs_end(fresh: World, health: ClientState) -> None:
     """A proof against who has withdrawn or was dropped is heard until then."""
@@ -319,6 +345,26 @@ def test_terms_close_only_without_bonds_and_are_made_again(fresh: World) -> None
     fresh.deposit(fresh.bob)
     fresh.withdraw(fresh.alice)  # what is left of the old bond
     assert (fresh.vault(), fresh.balance(fresh.alice), fresh.read().held) == (7, FUNDS - AMOUNT, 1)
+
+
+def test_a_burned_bond_is_closed_for_its_rent_when_its_terms_are_gone(fresh: World) -> None:
+    fresh.deposit(fresh.alice)
+    fresh.eject(fresh.alice)
+    fresh.forfeit(fresh.alice)
+    fresh.chain.send(fresh.closing(), signers=[fresh.owner])
+    rent = fresh.chain.account(fresh.terms.bond(fresh.alice.pubkey())).lamports
+    before = fresh.chain.account(fresh.alice.pubkey()).lamports
+    fresh.withdraw(fresh.alice)
+    assert fresh.gone(fresh.terms.bond(fresh.alice.pubkey()))
+    assert fresh.chain.account(fresh.alice.pubkey()).lamports == before + rent
+
+
+def test_wrapped_sol_makes_no_terms(fresh: World) -> None:
+    """The token program does not burn it, so such a bond could not be lost."""
+    fresh.chain.put(bond.NATIVE_MINT, struct.pack("<I32sQBBI32s", 0, bytes(32), 0, 9, 1, 0, bytes(32)), TOKEN)
+    third = fresh.place("third")
+    third.terms = bond.terms_of(third.terms.bonds, mint=bond.NATIVE_MINT, instance=third.terms.instance, account=third.account)
+    assert fresh.chain.refused(fresh.creating(third), fresh.payer, fresh.owner) == CODES["NativeMint"]
 
 
 def test_terms_belong_to_whom_the_run_named(fresh: World) -> None:

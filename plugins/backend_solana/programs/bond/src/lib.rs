@@ -26,6 +26,7 @@ pub const NOT_EJECTED: Error = Error(108);
 pub const STILL_NEEDED: Error = Error(109);
 pub const BAD_IMAGE: Error = Error(110);
 pub const OTHER_TERMS: Error = Error(111);
+pub const NATIVE_MINT: Error = Error(112);
 
 /// # Safety
 /// Called by the loader only.

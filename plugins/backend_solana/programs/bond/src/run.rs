@@ -8,7 +8,7 @@ use psyche_common::record::{open_exact, Header, Record};
 use psyche_common::{ids, Error, Pubkey, Res};
 
 use crate::bonds::{Bonds, SIGNATURES, STRIKES};
-use crate::{BAD_IMAGE, EJECTED, OTHER_RUN, STILL_MEMBER};
+use crate::{BAD_IMAGE, EJECTED, OTHER_RUN};
 
 pub const MAGIC: [u8; 8] = *b"PsycheCo";
 pub const VERSION: u32 = 5;
@@ -30,6 +30,7 @@ const PENDING: usize = IMAGE + 189_776;
 const IDENTITY_BYTES: usize = 64;
 const MAX_CLIENTS: usize = 256;
 
+const STATE_HEALTHY: u8 = 0;
 const STATE_EJECTED: u8 = 3;
 const STRIKES_EJECT: u8 = 2;
 /// States in which members of an epoch may be ejected: warmup, both halves of a round, cooldown.
@@ -69,8 +70,10 @@ pub struct Watched<'a> {
 pub enum Seen {
     /// Nothing that concerns its bond.
     Nothing,
-    /// It is pending, or is in an epoch that is being played, in whatever state: it may still be ejected.
+    /// It is pending, or plays in the epoch: it may be ejected for what it does yet.
     Member,
+    /// It has left the epoch that is being played, or was dropped: it may be ejected for what it did until the epoch ends.
+    Left,
     /// It was ejected on a ground of the terms, in the epoch that is played or was played last.
     Ejected,
 }
@@ -78,15 +81,6 @@ pub enum Seen {
 /// Refuses where the user was ejected, so that no bond is put down that would be burned for what is past.
 pub fn must_not_be_ejected(watched: &Watched, user: &Pubkey) -> Res {
     if look(watched, user)? == Seen::Ejected { Err(EJECTED) } else { Ok(()) }
-}
-
-/// Refuses where the user was ejected or may still be.
-pub fn must_be_gone(watched: &Watched, user: &Pubkey) -> Res {
-    match look(watched, user)? {
-        Seen::Nothing => Ok(()),
-        Seen::Member => Err(STILL_MEMBER),
-        Seen::Ejected => Err(EJECTED),
-    }
 }
 
 /// Looks for a user. A run that is closed, was made again with another join authority, or is of a version that nobody plays any more
@@ -119,7 +113,8 @@ pub fn look(watched: &Watched, user: &Pubkey) -> Res<Seen> {
             return Ok(Seen::Ejected);
         }
         if PLAYED.contains(&data[RUN_STATE]) {
-            return Ok(Seen::Member);
+            let plays = pending || client[CLIENT_STATE] == STATE_HEALTHY;
+            return Ok(if plays { Seen::Member } else { Seen::Left });
         }
     }
     Ok(if pending { Seen::Member } else { Seen::Nothing })

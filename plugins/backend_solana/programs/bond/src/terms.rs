@@ -2,14 +2,18 @@
 use psyche_common::platform::{find_address, same};
 use psyche_common::record::{self, open_exact};
 use psyche_common::token::{burn, close as close_tokens, create_vault, must_be_mint, Programs, TokenAccount};
-use psyche_common::{cpi, ids, Error, Input, Reader, Res};
+use psyche_common::{cpi, ids, Error, Input, Pubkey, Reader, Res};
 
 use crate::bonds::{self, must_be_vault, Bonds, BYTES, SEED, SIGNATURES, STRIKES};
 use crate::run::Instance;
-use crate::{BAD_TERMS, OTHER_RUN, STILL_NEEDED};
+use crate::{BAD_TERMS, NATIVE_MINT, OTHER_RUN, STILL_NEEDED};
 
 /// Ninety days: no terms keep a bond longer from a member that has left.
 const MAX_WAITING: u64 = 90 * 86_400;
+
+/// The mint of wrapped SOL: So11111111111111111111111111111111111111112. The token program burns none of its tokens, so no forfeiture by
+/// such terms could go through.
+const WRAPPED_SOL: Pubkey = [6, 155, 136, 87, 254, 171, 129, 132, 251, 104, 127, 99, 70, 24, 192, 53, 218, 196, 57, 220, 26, 235, 59, 85, 152, 160, 240, 0, 0, 0, 0, 1];
 
 /// The address holds the authority's key: a run whose owner made it the join authority chose who makes these terms.
 pub fn create(input: &Input, data: &[u8]) -> Res {
@@ -22,6 +26,9 @@ pub fn create(input: &Input, data: &[u8]) -> Res {
         return Err(BAD_TERMS);
     }
     must_be_mint(mint)?;
+    if same(mint.key(), &WRAPPED_SOL) {
+        return Err(NATIVE_MINT);
+    }
     let mut key = [0; 32];
     let bump = find_address(&[SEED, authority.key(), instance.key()], input.program, &mut key);
     bonds.must_be(&key)?;
