@@ -158,6 +158,32 @@ def test_a_bond_outlives_its_run(bonds: Bonds) -> None:
     bonds("close", "--terms", bonds.terms, wallet="owner")
 
 
+def test_a_bond_outlives_its_run_though_somebody_takes_the_name(bonds: Bonds) -> None:
+    bonds.create()
+    bonds("deposit", "--amount", "2.5", wallet="member")
+    bonds.shell("set-paused", "-r", bonds.name, wallet="owner")
+    bonds.shell("close-run", "-r", bonds.name, wallet="owner")
+    bonds.shell("create-run", "-r", bonds.name, wallet="second")
+    assert "takes no bonds" in bonds("withdraw", wallet="member", code=2)
+    bonds("withdraw", "--terms", bonds.terms, wallet="member")
+    bonds.shell.pass_time(WAITING + 1)
+    bonds("withdraw", "--terms", bonds.terms, wallet="member")
+    assert bonds.units("member") == 10_000_000
+
+
+def test_terms_that_were_exchanged_are_not_agreed_to(bonds: Bonds) -> None:
+    bonds.create()
+    words = ("deposit", "--amount", "2.5", "--mint", str(bonds.mint), "--waiting", str(WAITING))
+    bonds("close", wallet="owner")
+    bonds("create", "--mint", str(bonds.mint), "--amount", "2.5", "--waiting", "7776000", wallet="owner")
+    assert "wait 7776000 s now, not 600; nothing was deposited" in bonds(*words, wallet="member", code=2)
+    other = bonds.key("owner")
+    assert f"not of {other}; nothing" in bonds("deposit", "--amount", "2.5", "--mint", other, wallet="member", code=2)
+    put = bonds("deposit", "--amount", "2.5", "--mint", str(bonds.mint), "--waiting", "7776000", wallet="member")
+    assert f"tokens of {bonds.mint} are" in put
+    assert "paid back 7776000 s after" in put
+
+
 def test_terms_need_a_run_that_was_made_for_them(shell: Shell, run: str, bonds: Bonds) -> None:
     bonds.name = run
     said = bonds("create", "--mint", str(bonds.mint), "--amount", "1", wallet="owner", code=2)

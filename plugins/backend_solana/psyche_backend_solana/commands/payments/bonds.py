@@ -21,7 +21,7 @@ from psyche_backend_solana.commands.token_amounts import amount_of, decimals, un
 from psyche_backend_solana.layouts import bond as layout
 from psyche_backend_solana.layouts import coordinator, tokens
 from psyche_backend_solana.lookup.bonds import TermsFound, addresses, bond_of, convicted, terms_of_closed, terms_of_run
-from psyche_backend_solana.lookup.runs import RunFound, coordinator_account
+from psyche_backend_solana.lookup.runs import RunFound, coordinator_account, read_instance
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.settings import ChainSettings
 from psyche_core.errors import CommandRefused, UserError
@@ -88,11 +88,29 @@ async def create(context: CommandContext, run_id: str, mint: Pubkey, amount: str
 @bond.command("deposit", cls=GroupedCommand, epilog=example("solana bond deposit", "-r first-light --amount 50 -w wallet.json"))
 @run_id_option
 @_option("--amount", required=True, help="Tokens of the bond, as `show` prints them. Another amount is refused.")
+@_option("--mint", type=ADDRESS, help="Token that you agree to. Another one is refused. Default: whatever the terms name.")
+@_option(
+    "--waiting",
+    type=click.IntRange(0, layout.MAX_WAITING),
+    help="Seconds of waiting that you agree to. Other terms are refused. Default: whatever the terms say.",
+)
 @_option("--for-strikes", "strikes", is_flag=True, help="Agree to terms by which the bond is also lost for two failed checks.")
 @command()
-async def deposit(context: CommandContext, run_id: str, amount: str, strikes: bool) -> Outcome:
-    """Put a bond down for this wallet, which may join the run then."""
+async def deposit(
+    context: CommandContext, run_id: str, amount: str, mint: Pubkey | None, waiting: int | None, strikes: bool
+) -> Outcome:
+    """Put a bond down for this wallet, which may join the run then.
+
+    An owner may exchange terms by which nobody has a bond. --mint and --waiting name those that you have read.
+    """
     terms = await _terms(context, run_id)
+    if mint not in (None, terms.bonds.mint):
+        message = f"bonds for {run_id!r} are tokens of {terms.bonds.mint} now, not of {mint}; nothing was deposited"
+        raise UserError(message)
+    if waiting not in (None, terms.bonds.waiting):
+        message = f"bonds for {run_id!r} wait {terms.bonds.waiting} s now, not {waiting}; nothing was deposited"
+        raise UserError(message)
+
     places = await decimals(context, terms.bonds.mint)
     if units_of(amount, places) != terms.bonds.amount:
         message = f"a bond for {run_id!r} has {amount_of(terms.bonds.amount, places)} tokens, not {amount}; nothing was deposited"
@@ -117,8 +135,9 @@ async def deposit(context: CommandContext, run_id: str, amount: str, strikes: bo
     put = layout.deposit(context.payer, own, terms=terms.terms, amount=bonds.amount, waiting=bonds.waiting, grounds=bonds.grounds)
     sent = await context.send(put)
     sentence = (
-        f"{amount} tokens are this wallet's bond for {run_id!r}, and it may join; {_lost(bonds.grounds)}; the terms are in "
-        f"{terms.terms.bonds}, which a withdrawal needs once the run is closed"
+        f"{amount} tokens of {bonds.mint} are this wallet's bond for {run_id!r}, and it may join; {_lost(bonds.grounds)}; it is "
+        f"paid back {bonds.waiting} s after the first `withdraw` at the earliest; the terms are in {terms.terms.bonds}, which a "
+        "withdrawal needs once the run is closed"
     )
     at = terms.terms.bond(context.payer)
     return Outcome(sentence, {"terms": terms.terms.bonds, "bond": at, "units": bonds.amount, "signature": sent.signature})
@@ -253,9 +272,12 @@ async def _run(context: CommandContext, run_id: str) -> RunFound:
 
 
 async def _terms(context: CommandContext, run_id: str, at: Pubkey | None = None, *, closed: bool = False) -> TermsFound:
-    """Terms of a run. closed: the run may be closed; then `at` is the account of its terms. Raises UserError, BackendError."""
+    """Terms of a run. closed: the run may be closed; then `at` is the account of its terms. Raises UserError, BackendError.
+
+    A closed run's name may be somebody else's by now, so of a run with another join authority `at` says nothing new.
+    """
     instance, _ = coordinator.instance_address(run_id, program=context.programs.coordinator)
-    if closed and await methods.account(context.rpc, instance, timeout=CALL_SECONDS) is None:
+    if closed and await _is_gone(context, instance, at):
         await context.check_ids("bond", "authorizer")
         if at is None:
             message = f"there is no run {run_id!r}; if it was closed, give --terms and the address that `deposit` printed"
@@ -278,6 +300,12 @@ async def _terms(context: CommandContext, run_id: str, at: Pubkey | None = None,
         raise UserError(message)
 
     return terms
+
+
+async def _is_gone(context: CommandContext, instance: Pubkey, at: Pubkey | None) -> bool:
+    """Whether a run is closed, or, where `at` names terms, has none by these any more."""
+    read = await methods.account(context.rpc, instance, timeout=CALL_SECONDS)
+    return read is None or (at is not None and read_instance(read, program=context.programs.coordinator).join_authority != at)
 
 
 async def _held(context: CommandContext, terms: TermsFound, user: Pubkey, run_id: str) -> layout.Bond:
