@@ -184,6 +184,12 @@ def test_terms_that_were_exchanged_are_not_agreed_to(bonds: Bonds) -> None:
     assert "paid back 7776000 s after" in put
 
 
+def test_a_wallet_without_enough_tokens_hears_how_many_it_has(bonds: Bonds) -> None:
+    bonds("create", "--mint", str(bonds.mint), "--amount", "12", wallet="owner")
+    assert "has 10 tokens of" in bonds("deposit", "--amount", "12", wallet="member", code=2)
+    assert f"has no tokens of {bonds.mint}; a bond needs 12" in bonds("deposit", "--amount", "12", wallet="owner", code=2)
+
+
 def test_terms_need_a_run_that_was_made_for_them(shell: Shell, run: str, bonds: Bonds) -> None:
     bonds.name = run
     said = bonds("create", "--mint", str(bonds.mint), "--amount", "1", wallet="owner", code=2)

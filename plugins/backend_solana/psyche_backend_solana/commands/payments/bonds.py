@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from solders.account import Account
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.context import (
@@ -127,8 +128,14 @@ async def deposit(
         raise UserError(_not_again(held, run_id))
 
     own = tokens.associated(context.payer, terms.bonds.mint)
-    if await methods.account(context.rpc, own, timeout=CALL_SECONDS) is None:
-        message = f"this wallet ({context.payer}) has no tokens of {terms.bonds.mint}; send it {amount} and repeat"
+    read = await methods.account(context.rpc, own, timeout=CALL_SECONDS)
+    there = 0 if read is None else tokens.parse(Account(read.lamports, read.data, read.owner)).amount
+    if there < terms.bonds.amount:
+        has = amount_of(there, places) if there else "no"
+        message = (
+            f"this wallet ({context.payer}) has {has} tokens of {terms.bonds.mint}; a bond needs {amount}; send it the rest and "
+            "repeat"
+        )
         raise UserError(message)
 
     bonds = terms.bonds
