@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from solders.account import Account
@@ -10,7 +11,7 @@ from solders.pubkey import Pubkey
 from psyche_backend_solana.commands.authority import TreasurerRun
 from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext
 from psyche_backend_solana.commands.participants import read_participants
-from psyche_backend_solana.layouts import reference, tokens
+from psyche_backend_solana.layouts import bond, reference, tokens
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import INSTANCE_BYTES, INSTANCE_MAGIC, CoordinatorAccount
 from psyche_backend_solana.lookup.runs import read_coordinator, read_instance
@@ -171,6 +172,21 @@ async def claimed_by(context: CommandContext, paying: TreasurerRun, user: Pubkey
     """Units that a run's treasurer has paid to a user."""
     participant = (await read_participants(context, paying, [user]))[0]
     return 0 if participant is None else participant.claimed
+
+
+async def own_runs_with_bonds(context: CommandContext) -> list[str]:
+    """Names of this wallet's runs whose join authority is this wallet's account of terms for bonds. Raises RpcError."""
+    program = context.programs.coordinator
+    found = await methods.program_accounts(
+        context.rpc, program, begins_with=INSTANCE_MAGIC, size=INSTANCE_BYTES, timeout=CALL_SECONDS
+    )
+    names = []
+    for address, read in found.items():
+        with contextlib.suppress(BackendError):  # a malformed account must not hide the others
+            instance = read_instance(read, program=program)
+            if instance.join_authority == bond.bonds_address(context.payer, address, program=context.programs.bond):
+                names.append(instance.run_id)
+    return sorted(names)
 
 
 async def runs_on_chain(context: CommandContext) -> list[dict[str, Any]]:

@@ -120,6 +120,10 @@ async def airdrop(context: CommandContext, address: Pubkey, sol: float) -> Outco
             "keygen": ("psyche_backend_solana.commands.solana:keygen", "Create a wallet."),
             "localnet": ("psyche_backend_solana.localnet.program:localnet", "Run a Solana chain on this machine."),
             "programs": ("psyche_backend_solana.commands.solana:programs", "List the on-chain programs, or write them to files."),
+            "send-tokens": (
+                "psyche_backend_solana.commands.payments.token:send_tokens",
+                "Send tokens of SPL Token from this wallet to another one.",
+            ),
         },
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

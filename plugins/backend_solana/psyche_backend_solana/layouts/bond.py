@@ -26,6 +26,8 @@ MAX_WAITING: Final = 90 * 86_400
 """Longest waiting time of any terms, in seconds."""
 LONGEST_EPOCH: Final = 7 * 86_400
 """Seconds after the waiting time from which on an epoch that is still played keeps no bond of a member that has left it."""
+SHORTEST_COOLDOWN: Final = 30
+"""Seconds of a run's cooldown_time that leave members the time to burn a bond before the next epoch begins."""
 NATIVE_MINT: Final = Pubkey.from_string("So11111111111111111111111111111111111111112")
 """The mint of wrapped SOL, whose tokens cannot be burned."""
 
@@ -40,8 +42,9 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
         106: (
             "StillMember",
             (
-                "the wallet is pending, or in the epoch that is played; leave the run and wait until the epoch ends (`psyche "
-                "run-manager tick` ends one that nobody plays), or at most 7 days beyond the waiting time"
+                "the wallet is pending, or in the epoch that is played, and this does not end yet; leave the run with `psyche "
+                "run-manager withdraw`, and repeat this when the epoch and its cooldown are over, at most 7 days beyond the "
+                "waiting time"
             ),
         ),
         107: ("Ejected", "the run has ejected this wallet in its last epoch, on a ground for which bonds are forfeited"),
@@ -226,6 +229,21 @@ def withdraw(user: Pubkey, destination: Pubkey, *, terms: Terms) -> Instruction:
         AccountMeta(TOKEN, False, False),
     ]
     return Instruction(terms.program, b"\3", accounts)
+
+
+def close_burned(user: Pubkey, bonds: Pubkey, *, program: Pubkey = BOND) -> Instruction:
+    """Closes the account of a forfeited bond by the terms at `bonds`, which may be closed. Signer: user, who gets the rent.
+
+    It is `withdraw`: of a forfeited bond the program looks at nothing but its user, so the user stands for all the rest.
+    """
+    accounts = [
+        AccountMeta(user, True, True),
+        AccountMeta(user, True, True),
+        AccountMeta(bonds, False, True),
+        AccountMeta(bond_address(bonds, user, program=program), False, True),
+        *(AccountMeta(user, True, True) for _ in range(4)),
+    ]
+    return Instruction(program, b"\3", accounts)
 
 
 def forfeit(user: Pubkey, *, terms: Terms) -> Instruction:

@@ -5,7 +5,9 @@ Only the parts that our programs and commands use.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from solders.account import Account
@@ -20,6 +22,21 @@ ACCOUNT_BYTES: Final = 165
 MINT_BYTES: Final = 82
 _CREATE_IDEMPOTENT = b"\1"
 
+ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
+    {
+        0: ("TokenNotRentExempt", "the token program refused an account without enough SOL for its rent"),
+        1: ("TokensTooFew", "the token account holds too few tokens"),
+        2: ("TokenInvalidMint", "the token program refused the mint; check the token's address"),
+        3: ("TokenOtherMint", "the token account is one of another token"),
+        4: ("TokenOtherOwner", "the wallet does not own the token account, or does not have this authority over the token"),
+        5: ("TokenFixedSupply", "nobody can create more of this token"),
+        10: ("TokenNative", "the token program does not do this with wrapped SOL"),
+        11: ("TokensLeft", "the token account still holds tokens, so it cannot be closed"),
+        17: ("TokenFrozen", "the token's issuer has frozen the token account"),
+    }
+)
+"""Errors of the token program by number, as in Custom(n): name and sentence. Of its others only the number is told."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenAccount:
@@ -33,10 +50,15 @@ class TokenAccount:
 
 @dataclass(frozen=True, slots=True)
 class Mint:
-    """A token. supply: total units. decimals: a token is 10**decimals units."""
+    """A token. supply: total units. decimals: a token is 10**decimals units.
+
+    authority: creates more of it; None for nobody. freeze_authority: freezes token accounts; None for nobody.
+    """
 
     supply: int
     decimals: int
+    authority: Pubkey | None = None
+    freeze_authority: Pubkey | None = None
 
 
 def associated(owner: Pubkey, mint: Pubkey) -> Pubkey:
@@ -60,7 +82,9 @@ def parse_mint(account: Account) -> Mint:
     if account.owner != TOKEN or len(data) != MINT_BYTES or data[45] != 1:
         message = f"this is no mint of SPL Token: it has {len(data)} bytes and belongs to {account.owner}"
         raise WireError(message)
-    return Mint(header.number(data, 36), data[44])
+    authority = header.key(data, 4) if data[:4] != bytes(4) else None
+    freeze_authority = header.key(data, 50) if data[46:50] != bytes(4) else None
+    return Mint(header.number(data, 36), data[44], authority, freeze_authority)
 
 
 def create_associated(payer: Pubkey, owner: Pubkey, *, mint: Pubkey) -> Instruction:

@@ -12,6 +12,7 @@ from solders.account import Account
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.layouts import bond
+from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.lookup.runs import RunFound, asked
 from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc.client import Rpc
@@ -24,10 +25,11 @@ CALL_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class TermsFound:
-    """A run's terms: the contents of their account, and the addresses that go with them."""
+    """A run's terms: the contents of their account, the addresses that go with them, and the run; None if it is closed."""
 
     bonds: bond.Bonds
     terms: bond.Terms
+    run: Run | None
 
 
 async def terms_of_run(rpc: Rpc, found: RunFound, *, programs: Programs, timeout: float = CALL_SECONDS) -> TermsFound | None:
@@ -45,7 +47,7 @@ async def terms_of_run(rpc: Rpc, found: RunFound, *, programs: Programs, timeout
         )
         raise BackendError(message)
 
-    return TermsFound(bonds, addresses(found, bonds.mint, address, programs=programs))
+    return TermsFound(bonds, addresses(found, bonds.mint, address, programs=programs), found.run)
 
 
 async def bonds_at(rpc: Rpc, address: Pubkey, *, programs: Programs, timeout: float = CALL_SECONDS) -> bond.Bonds | None:
@@ -70,7 +72,7 @@ async def terms_of_closed(
 
     gone = instance  # there is no account of a state any more, and the program looks at none
     terms = bond.Terms(address, bonds.mint, bonds.vault, instance, gone, programs.bond, programs.authorizer)
-    return TermsFound(bonds, terms)
+    return TermsFound(bonds, terms, None)
 
 
 def addresses(found: RunFound, mint: Pubkey, bonds: Pubkey, *, programs: Programs) -> bond.Terms:
@@ -85,14 +87,14 @@ def addresses(found: RunFound, mint: Pubkey, bonds: Pubkey, *, programs: Program
     )
 
 
-async def bond_of(rpc: Rpc, terms: bond.Terms, user: Pubkey, *, timeout: float = CALL_SECONDS) -> bond.Bond | None:
-    """A user's bond; None if it has none. Raises BackendError."""
-    read = await asked(rpc, terms.bond(user), timeout=timeout)
+async def bond_of(rpc: Rpc, terms: Pubkey, user: Pubkey, *, program: Pubkey, timeout: float = CALL_SECONDS) -> bond.Bond | None:
+    """A user's bond by the terms at an address, which may be closed; None if it has none. Raises BackendError."""
+    read = await asked(rpc, bond.bond_address(terms, user, program=program), timeout=timeout)
     if read is None:
         return None
 
     try:
-        return bond.parse_bond(Account(read.lamports, read.data, read.owner), program=terms.program)
+        return bond.parse_bond(Account(read.lamports, read.data, read.owner), program=program)
     except WireError as error:
         raise BackendError(str(error)) from error
 

@@ -7,8 +7,9 @@ failure of the network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -29,12 +30,16 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The reason of a failure. sentence: for the user. custom: a program's error number. instruction: index of the failed one."""
+    """The reason of a failure. sentence: for the user. custom: a program's error number. instruction: index of the failed one.
+
+    program: address of the program whose number it is, where the logs name it. The instruction's program may have called it.
+    """
 
     verdict: Verdict
     sentence: str
     custom: int | None = None
     instruction: int | None = None
+    program: str | None = None
 
 
 class RpcError(Exception):
@@ -47,6 +52,7 @@ class RpcError(Exception):
 
 _AGAIN_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _PREFLIGHT_FAILURE = -32002
+_FAILED = re.compile(r"Program ([1-9A-HJ-NP-Za-km-z]{32,44}) failed: custom program error: 0x([0-9a-f]{1,8})")
 _BY_CODE: Mapping[int, Verdict] = {
     -32700: Verdict.FATAL,  # parse error
     -32600: Verdict.FATAL,  # invalid request
@@ -111,11 +117,12 @@ def of_answer(code: int, message: str, data: object, *, endpoint: str) -> Failur
     return Failure(verdict, f"{endpoint} answered with error {code}: {printable(message, at_most=200)}")
 
 
-def of_transaction(error: object) -> Failure:
-    """The failure for a transaction's error, as returned by simulation, preflight and signature statuses."""
+def of_transaction(error: object, logs: Iterable[str] = ()) -> Failure:
+    """The failure for a transaction's error, as simulation, preflight and signature statuses return it. logs: of the programs."""
     match error:
         case {"InstructionError": [int(place), inner]}:
-            return _of_instruction(place, inner)
+            failure = _of_instruction(place, inner)
+            return failure if failure.custom is None else replace(failure, program=_failed_program(logs, failure.custom))
         case str(name):
             return _of_name(name)
         case {**rest} if len(rest) == 1:
@@ -149,6 +156,16 @@ def _of_instruction(place: int, inner: Any) -> Failure:
 
     name = printable(inner if isinstance(inner, str) else _inner_name(inner), at_most=200)
     return Failure(Verdict.REFUSED, f"instruction {place} failed: {name}", instruction=place)
+
+
+def _failed_program(logs: Iterable[str], number: int) -> str | None:
+    """The program that failed with a number first, so before those that called it; None if the logs do not say."""
+    for line in logs:
+        found = _FAILED.fullmatch(line)
+        if found is not None and int(found[2], 16) == number:
+            return found[1]
+
+    return None
 
 
 def _inner_name(inner: object) -> str:

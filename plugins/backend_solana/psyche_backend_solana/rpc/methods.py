@@ -132,7 +132,9 @@ async def simulate(rpc: Rpc, transaction: bytes, *, timeout: float) -> Simulated
     answer = await rpc.call("simulateTransaction", _encoded(transaction), options, timeout=timeout)
     return _shaped(
         lambda: Simulated(
-            answer["value"]["err"], int(answer["value"].get("unitsConsumed") or 0), tuple(answer["value"].get("logs") or ())
+            answer["value"]["err"],
+            int(answer["value"].get("unitsConsumed") or 0),
+            tuple(map(str, answer["value"].get("logs") or ())),
         )
     )
 

@@ -90,7 +90,7 @@ class BondKeeper:
     async def _forfeit(self, terms: TermsFound, user: Pubkey, state: CoordinatorState) -> None:
         turn = int.from_bytes(bytes(user)[:8], "little")
         await anyio.sleep(ticker.tick_delay(state, turn, bytes(self._sender.payer)))
-        held = await bond_of(self._rpc, terms.terms, user, timeout=CALL_SECONDS)
+        held = await bond_of(self._rpc, terms.terms.bonds, user, program=self._programs.bond, timeout=CALL_SECONDS)
         if held is None or held.state is bond.BondState.Forfeited:
             return
 

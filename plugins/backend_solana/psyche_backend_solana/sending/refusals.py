@@ -1,7 +1,8 @@
 """The meaning of a program's error number: its name and a sentence. No I/O.
 
-Numbers from 100 on differ between programs, so the program whose instruction failed is needed. A program that calls another one
-passes the other's number on, so an unknown number of the treasurer is looked up among the coordinator's.
+The same number means different things to different programs, so the program that failed is needed. A program that calls another
+one passes the other's number on; where only the outer one is known, an unknown number of the treasurer is looked up among the
+coordinator's.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Mapping
 
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.layouts import authorizer, bond, mining_pool, treasurer
+from psyche_backend_solana.layouts import authorizer, bond, mining_pool, tokens, treasurer
 from psyche_backend_solana.layouts.errors import COMMON, COORDINATOR
+from psyche_backend_solana.programs.addresses import TOKEN
 from psyche_backend_solana.programs.in_use import Programs
 from psyche_core.coordinator.errors import MEANINGS
 
@@ -37,6 +39,8 @@ def meaning(program: Pubkey | None, number: int, *, programs: Programs) -> tuple
     own = tables.get(program) if program is not None else None
     if own is not None and number in own:
         return own[number]
+    if program == TOKEN:
+        return tokens.ERRORS.get(number, (f"Token{number}", f"the token program refused with number {number}"))
     if number in COMMON:
         name = COMMON[number]
         return name, _SENTENCES.get(name, "the program refused the accounts or data it was given")

@@ -9,6 +9,7 @@ raised; the outcome is then unknown, and the caller may send the same again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ class Sender:
             if simulated.error is None:
                 return budget.unit_limit(simulated.units, distinct=next(self._numbers), attempt=ran_out)
 
-            failure = of_transaction(simulated.error)
+            failure = of_transaction(simulated.error, simulated.logs)
             if failure.verdict is not Verdict.AGAIN:
                 raise RpcError(failure)
             await anyio.sleep(POLL_SECONDS)
@@ -188,6 +189,9 @@ class Sender:
         if failure.custom is not None and failure.instruction is not None:
             place = failure.instruction - len(budget.prices(0, self._price))
             program = instructions[place].program_id if 0 <= place < len(instructions) else None
+            if failure.program is not None:
+                with contextlib.suppress(ValueError):  # a provider's text
+                    program = Pubkey.from_string(failure.program)
             name, sentence = refusals.meaning(program, failure.custom, programs=self._programs)
             return CommandRefused(name, sentence)
         if failure.verdict is Verdict.REFUSED:

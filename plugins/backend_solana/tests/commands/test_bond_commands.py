@@ -6,7 +6,9 @@ import json
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
+from zlib import crc32
 
 import pytest
 from click.testing import CliRunner
@@ -29,15 +31,15 @@ class Bonds:
     def __init__(self, shell: Shell, name: str) -> None:
         self.shell, self.name = shell, name
         self.mint = Pubkey.new_unique()
-        self._put(self.mint, struct.pack("<I32sQBBI32s", 0, bytes(32), 20_000_000, 6, 1, 0, bytes(32)))
+        self.put(self.mint, struct.pack("<I32sQBBI32s", 0, bytes(32), 20_000_000, 6, 1, 0, bytes(32)))
         for who in ("member", "second"):
             owner = bytes(shell.wallet(who).pubkey)
             held = struct.pack("<32s32sQI32sBIQQI32s", bytes(self.mint), owner, 10**7, 0, bytes(32), 1, 0, 0, 0, 0, bytes(32))
-            self._put(tokens.associated(shell.wallet(who).pubkey, self.mint), held)
+            self.put(tokens.associated(shell.wallet(who).pubkey, self.mint), held)
         made = shell.json("create-run", "-r", name, "--with-bonds", wallet="owner")
         self.terms = made["join_authority"]
 
-    def _put(self, at: Pubkey, data: bytes) -> None:
+    def put(self, at: Pubkey, data: bytes) -> None:
         self.shell.portal.call(self.shell.chain.set_account, str(at), Account(10**9, data, TOKEN))
 
     def __call__(self, name: str, *words: str, wallet: str | None = None, code: int = 0) -> str:
@@ -81,10 +83,21 @@ class Bonds:
 
         return change
 
+    def left(self, wallet: str) -> Callable[[CoordinatorState], CoordinatorState]:
+        """A cooldown that begins now, after an epoch whose only member has left."""
+        client = Client(NodeIdentity(bytes(self.shell.wallet(wallet).pubkey), b"k" * 32), ClientState.Withdrawn)
+        now = self.shell.portal.call(self.shell.chain.now).unix
+
+        def change(state: CoordinatorState) -> CoordinatorState:
+            return replace(state, run_state=RunState.Cooldown, since=now, epoch=replace(state.epoch, clients=(client,)))
+
+        return change
+
 
 @pytest.fixture
 def bonds(shell: Shell, request: pytest.FixtureRequest) -> Bonds:
-    name: str = "bonds " + request.node.name.removeprefix("test_")[:26]
+    name: str = request.node.name
+    name = f"bonds {name.removeprefix('test_')[:17]} {crc32(name.encode()):08x}"  # at most 32 bytes, of each test another
     return Bonds(shell, name)
 
 
@@ -176,12 +189,12 @@ def test_terms_that_were_exchanged_are_not_agreed_to(bonds: Bonds) -> None:
     words = ("deposit", "--amount", "2.5", "--mint", str(bonds.mint), "--waiting", str(WAITING))
     bonds("close", wallet="owner")
     bonds("create", "--mint", str(bonds.mint), "--amount", "2.5", "--waiting", "7776000", wallet="owner")
-    assert "wait 7776000 s now, not 600; nothing was deposited" in bonds(*words, wallet="member", code=2)
+    assert "wait 90 days now (--waiting 7776000), not 600 s; nothing was deposited" in bonds(*words, wallet="member", code=2)
     other = bonds.key("owner")
     assert f"not of {other}; nothing" in bonds("deposit", "--amount", "2.5", "--mint", other, wallet="member", code=2)
     put = bonds("deposit", "--amount", "2.5", "--mint", str(bonds.mint), "--waiting", "7776000", wallet="member")
     assert f"tokens of {bonds.mint} are" in put
-    assert "paid back 7776000 s after" in put
+    assert "paid back 90 days after" in put
 
 
 def test_a_wallet_without_enough_tokens_hears_how_many_it_has(bonds: Bonds) -> None:
@@ -197,3 +210,107 @@ def test_terms_need_a_run_that_was_made_for_them(shell: Shell, run: str, bonds: 
     assert "takes no bonds" in bonds("show", code=2)
     words = ("--with-bonds", "--join-authority", bonds.key("owner"))
     assert "leave --join-authority out" in shell("create-run", "-r", "x", *words, wallet="owner", code=2)
+
+
+def test_a_withdrawal_ends_an_epoch_that_nobody_plays(bonds: Bonds) -> None:
+    """Nobody else is there to tick: the last member has its bond back all the same."""
+    bonds.create()
+    bonds("deposit", "--amount", "2.5", wallet="member")
+    bonds("withdraw", wallet="member")
+    bonds.shell.pass_time(WAITING + 1)
+    bonds.shell.change_state(bonds.name, bonds.left("member"))
+    assert "does not end yet" in bonds("withdraw", wallet="member", code=1)
+    bonds.shell.pass_time(11)
+    assert "2.5 tokens were paid" in bonds("withdraw", wallet="member")
+
+
+@pytest.mark.parametrize(
+    ("named", "seconds", "text"),
+    [
+        ("cooldown_time", 29, "cooldown_time is 29 seconds: with less than 30 seconds"),
+        ("cooldown_time", 7 * 86_400 + 1, "cooldown_time is 7 days 1 second: a bond is kept"),
+        ("epoch_time", 8 * 86_400, "epoch_time is 8 days: a bond is kept"),
+        ("cooldown_time", 30, None),
+    ],
+)
+def test_times_that_are_bad_for_bonds_are_told(bonds: Bonds, named: str, seconds: int, text: str | None) -> None:
+    times = {"cooldown_time": 60, "epoch_time": 1000} | {named: seconds}
+
+    def change(state: CoordinatorState) -> CoordinatorState:
+        return replace(state, config=state.config.model_copy(update=times))
+
+    bonds.create()
+    bonds.shell.change_state(bonds.name, change)
+    bonds("close", wallet="owner")
+    made = ("--mint", str(bonds.mint), "--amount", "2.5")
+    for text_said in (
+        bonds("create", *made, wallet="owner"),
+        bonds("show"),
+        bonds("deposit", "--amount", "2.5", wallet="member"),
+    ):
+        assert ("warning:" in text_said) == (text is not None)
+        assert text is None or text in text_said
+    assert len(bonds.json("show")["warnings"]) == (text is not None)
+
+
+def test_what_the_issuer_of_the_token_can_do_is_told(bonds: Bonds) -> None:
+    bonds.create()
+    said = bonds("show")
+    assert "nobody can create more of the token; nobody can freeze it" in said
+    issuer, freezer = bonds.shell.wallet("owner").pubkey, bonds.shell.wallet("second").pubkey
+    bonds.put(bonds.mint, struct.pack("<I32sQBBI32s", 1, bytes(issuer), 20_000_000, 6, 1, 1, bytes(freezer)))
+    assert f"{issuer} can create more of the token; {freezer} can freeze it" in bonds("show")
+    facts = bonds.json("show")
+    assert (facts["mint_authority"], facts["freeze_authority"]) == (str(issuer), str(freezer))
+
+
+def test_when_a_bond_is_free_is_told(bonds: Bonds) -> None:
+    bonds("create", "--mint", str(bonds.mint), "--amount", "2.5", "--waiting", str(90 * 86_400), wallet="owner")
+    bonds("deposit", "--amount", "2.5", wallet="member")
+    shown = bonds("show", "--address", bonds.key("member"))
+    assert "have them back 90 days after" in shown
+    assert "1 bond is held" in shown
+    assert "free from" not in shown
+    begun = bonds("withdraw", wallet="member")
+    facts = bonds.json("show", "--address", bonds.key("member"))["bond"]
+    assert facts["free"] == facts["since"] + 90 * 86_400
+    free = f"{datetime.fromtimestamp(facts['free'], UTC):%Y-%m-%d %H:%M:%S} UTC"
+    assert f"over, at {free}" in begun
+    assert f"is Leaving, and free from {free}" in bonds("show", "--address", bonds.key("member"))
+    assert f"the bond is free from {free}" in bonds("withdraw", wallet="member", code=1)
+    bonds.shell.pass_time(90 * 86_400 + 1)
+    assert "were paid" in bonds("withdraw", wallet="member")
+
+
+def test_what_the_token_program_refuses_is_not_read_as_ours(bonds: Bonds) -> None:
+    """Its error 10 is no `it exists already`."""
+    bonds.create()
+    terms = Pubkey.from_string(bonds.terms)
+    wrapped = (bytes(bonds.mint), bytes(terms), 5, 0, bytes(32), 1, 1, 10**6, 0, 0, bytes(32))
+    bonds.put(tokens.associated(terms, bonds.mint), struct.pack("<32s32sQI32sBIQQI32s", *wrapped))
+    assert "does not do this with wrapped SOL" in bonds("close", wallet="owner", code=1)
+
+
+def test_the_owner_of_a_run_with_bonds_hears_that_a_grant_opens_nothing(bonds: Bonds) -> None:
+    for _ in range(2):
+        said = bonds.shell("join-authorization-create", "--authorizer", "1" * 32, wallet="owner")
+        assert "bonds, and not this grant, decide who joins" in said
+        assert repr(bonds.name) in said
+    said = bonds.shell("join-authorization-create", "--authorizer", "1" * 32, wallet="second")
+    assert "everybody may join now" in said
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["run", "no-run"])
+def test_a_burned_bond_outlives_its_terms(bonds: Bonds, closed: bool) -> None:
+    bonds.create()
+    bonds("deposit", "--amount", "2.5", wallet="member")
+    bonds.shell.change_state(bonds.name, bonds.ejecting("member", 0))
+    assert "1 bond burned" in bonds("forfeit", wallet="second")
+    bonds("close", wallet="owner")
+    words: tuple[str, ...] = ()
+    if closed:
+        bonds.shell("close-run", "-r", bonds.name, wallet="owner")
+        words = ("--terms", bonds.terms)
+    assert "its tokens were burned" in bonds("withdraw", *words, wallet="member")
+    assert "no terms" in bonds("withdraw", *words, wallet="member", code=2) or not closed
+    assert bonds.units("member") == 7_500_000

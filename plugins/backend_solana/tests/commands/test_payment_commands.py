@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from plugins.backend_solana.tests.commands.shell import SOLANA, Shell
+from plugins.backend_solana.tests.commands.shell import SOLANA, Shell, said
 from psyche_backend_solana.commands.authority import default_index
 from psyche_backend_solana.commands.token_amounts import amount_of, units_of
 from psyche_backend_solana.layouts import mining_pool as layout
@@ -284,3 +284,27 @@ def test_wallets_are_made_and_filled(shell: Shell, tmp_path: Path) -> None:
     assert solana("balance", "--address", address) == "2.500000000 SOL"
     listed = json.loads(solana("programs", "--json", "--out", str(tmp_path / "so")))
     assert hashlib.sha256((tmp_path / "so" / "authorizer.so").read_bytes()).hexdigest() == listed["authorizer"]["sha256"]
+
+
+def test_tokens_are_sent_to_a_wallet_that_has_none_yet(shell: Shell, run: str) -> None:
+    mint, second = a_token(shell, holder="member", amount=10_000_000), shell.wallet("fresh", lamports=0).pubkey
+
+    def send(amount: str, *, to: object = second, token: str = mint, code: int = 2) -> str:
+        words = ["send-tokens", "--mint", token, "--to", str(to), "--amount", amount, "-w", str(shell.folder / "member.json")]
+        result = CliRunner(env={"PSYCHE_RPC": shell.chain.rpc_url}).invoke(SOLANA.load(), words, catch_exceptions=True)
+        return " ".join(said(result, code).split())
+
+    assert f"2.5 tokens of {mint} were sent to {second}" in send("2.5", code=0)
+    assert (units(shell, "fresh", mint), units(shell, "member", mint)) == (2_500_000, 7_500_000)
+    send("0.5", code=0)
+    assert units(shell, "fresh", mint) == 3_000_000
+    assert "has 7 tokens of" in send("7.000001")
+    assert "with at most 6 decimals, got '1.0000001'" in send("1.0000001")
+    assert "above 0" in send("0")
+    assert "names this wallet itself" in send("1", to=shell.wallet("member").pubkey)
+    assert "is no wallet but an account of the program" in send("1", to=mint)
+    other = Pubkey.new_unique()
+    assert f"there is no token {other}" in send("1", token=str(other), code=1)
+    assert "no mint of SPL Token" in send("1", token=str(shell.wallet("member").pubkey), code=1)
+    assert f"has no tokens of {(dry := a_token(shell, holder='owner', amount=5))}" in send("0.000001", token=dry)
+    assert units(shell, "member", mint) == 7_000_000

@@ -6,24 +6,32 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-from solders.account import Account
+from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.context import (
     ADDRESS,
-    CALL_SECONDS,
     CommandContext,
     Outcome,
     command,
     example,
     run_id_option,
 )
-from psyche_backend_solana.commands.token_amounts import amount_of, decimals, units_of
+from psyche_backend_solana.commands.payments import bond_texts as texts
+from psyche_backend_solana.commands.payments.bond_reads import (
+    bond_held_by,
+    burned_by,
+    held_by,
+    run_with_bonds,
+    state_of,
+    terms_for,
+)
+from psyche_backend_solana.commands.token_amounts import amount_of, decimals, mint_at, must_hold, units_of
 from psyche_backend_solana.layouts import bond as layout
 from psyche_backend_solana.layouts import coordinator, tokens
-from psyche_backend_solana.lookup.bonds import TermsFound, addresses, bond_of, convicted, terms_of_closed, terms_of_run
-from psyche_backend_solana.lookup.runs import RunFound, coordinator_account, read_instance
-from psyche_backend_solana.rpc import methods
+from psyche_backend_solana.lookup.bonds import TermsFound, addresses, convicted
+from psyche_backend_solana.lookup.runs import coordinator_account
+from psyche_backend_solana.sending.sender import Sent
 from psyche_backend_solana.settings import ChainSettings
 from psyche_core.errors import CommandRefused, UserError
 from psyche_core.option_groups import GroupedCommand, options_of
@@ -31,6 +39,8 @@ from psyche_core.option_groups import GroupedCommand, options_of
 _option = options_of("Bond")
 
 _DAY = 86_400
+MOST_TICKS = 4
+"""Ticks that one withdrawal sends: from any phase of an epoch to its end there are no more."""
 _STRIKES_HELP = "The bond is also lost for two failed checks in an epoch, which a member that restarts twice may get."
 
 
@@ -63,7 +73,7 @@ def bond() -> None:
 @command()
 async def create(context: CommandContext, run_id: str, mint: Pubkey, amount: str, waiting: int, strikes: bool) -> Outcome:
     """Set a run's terms, which then do not change. The run was created with `create-run --with-bonds` by this wallet."""
-    found = await _run(context, run_id)
+    found = await run_with_bonds(context, run_id)
     at = layout.bonds_address(context.payer, found.run.instance, program=context.programs.bond)
     if found.instance.join_authority != at:
         message = (
@@ -82,8 +92,10 @@ async def create(context: CommandContext, run_id: str, mint: Pubkey, amount: str
         grounds=_grounds(strikes),
     )
     sent = await context.send(made)
-    sentence = f"members of {run_id!r} join with a bond of {amount} tokens now; {_lost(_grounds(strikes))}"
-    return Outcome(sentence, {"terms": at, "units": units, "signature": sent.signature})
+    sentence = f"members of {run_id!r} join with a bond of {amount} tokens now; {texts.lost_for(_grounds(strikes))}"
+    warnings = texts.warnings((await coordinator_account(context.rpc, found.run)).state)
+    facts = {"terms": at, "units": units, "warnings": warnings, "signature": sent.signature}
+    return Outcome(texts.warned(sentence, warnings), facts)
 
 
 @bond.command("deposit", cls=GroupedCommand, epilog=example("solana bond deposit", "-r first-light --amount 50 -w wallet.json"))
@@ -104,50 +116,45 @@ async def deposit(
 
     An owner may exchange terms by which nobody has a bond. --mint and --waiting name those that you have read.
     """
-    terms = await _terms(context, run_id)
-    if mint not in (None, terms.bonds.mint):
-        message = f"bonds for {run_id!r} are tokens of {terms.bonds.mint} now, not of {mint}; nothing was deposited"
+    terms = await terms_for(context, run_id)
+    bonds = terms.bonds
+    if mint not in (None, bonds.mint):
+        message = f"bonds for {run_id!r} are tokens of {bonds.mint} now, not of {mint}; nothing was deposited"
         raise UserError(message)
-    if waiting not in (None, terms.bonds.waiting):
-        message = f"bonds for {run_id!r} wait {terms.bonds.waiting} s now, not {waiting}; nothing was deposited"
+    if waiting not in (None, bonds.waiting):
+        message = (
+            f"bonds for {run_id!r} wait {texts.duration(bonds.waiting)} now (--waiting {bonds.waiting}), not {waiting} s; "
+            "nothing was deposited"
+        )
         raise UserError(message)
 
-    places = await decimals(context, terms.bonds.mint)
-    if units_of(amount, places) != terms.bonds.amount:
-        message = f"a bond for {run_id!r} has {amount_of(terms.bonds.amount, places)} tokens, not {amount}; nothing was deposited"
+    places = await decimals(context, bonds.mint)
+    if units_of(amount, places) != bonds.amount:
+        message = f"a bond for {run_id!r} has {amount_of(bonds.amount, places)} tokens, not {amount}; nothing was deposited"
         raise UserError(message)
-    if layout.Ground.Strikes in terms.bonds.grounds and not strikes:
+    if layout.Ground.Strikes in bonds.grounds and not strikes:
         message = (
             f"bonds for {run_id!r} are also lost for two failed checks in an epoch, by thresholds that its owner sets; "
             "nothing was deposited; agree with --for-strikes"
         )
         raise UserError(message)
 
-    held = await bond_of(context.rpc, terms.terms, context.payer, timeout=CALL_SECONDS)
+    held = await held_by(context, terms, context.payer)
     if held is not None:
-        raise UserError(_not_again(held, run_id))
+        raise UserError(texts.no_deposit(held, run_id))
 
-    own = tokens.associated(context.payer, terms.bonds.mint)
-    read = await methods.account(context.rpc, own, timeout=CALL_SECONDS)
-    there = 0 if read is None else tokens.parse(Account(read.lamports, read.data, read.owner)).amount
-    if there < terms.bonds.amount:
-        has = amount_of(there, places) if there else "no"
-        message = (
-            f"this wallet ({context.payer}) has {has} tokens of {terms.bonds.mint}; a bond needs {amount}; send it the rest and "
-            "repeat"
-        )
-        raise UserError(message)
-
-    bonds = terms.bonds
+    own = await must_hold(context, bonds.mint, bonds.amount, places=places, purpose="a bond")
     put = layout.deposit(context.payer, own, terms=terms.terms, amount=bonds.amount, waiting=bonds.waiting, grounds=bonds.grounds)
     sent = await context.send(put)
     sentence = (
-        f"{amount} tokens of {bonds.mint} are this wallet's bond for {run_id!r}, and it may join; {_lost(bonds.grounds)}; it is "
-        f"paid back {bonds.waiting} s after the first `withdraw` at the earliest; the terms are in {terms.terms.bonds}, which a "
-        "withdrawal needs once the run is closed"
+        f"{amount} tokens of {bonds.mint} are this wallet's bond for {run_id!r}, and it may join; "
+        f"{texts.lost_for(bonds.grounds)}; it is paid back {texts.duration(bonds.waiting)} after the first `withdraw` at the "
+        f"earliest; the terms are in {terms.terms.bonds}, which a withdrawal needs once the run is closed"
     )
+    warnings = texts.warnings(await state_of(context, terms))
     at = terms.terms.bond(context.payer)
-    return Outcome(sentence, {"terms": terms.terms.bonds, "bond": at, "units": bonds.amount, "signature": sent.signature})
+    facts = {"terms": terms.terms.bonds, "bond": at, "units": bonds.amount, "warnings": warnings, "signature": sent.signature}
+    return Outcome(texts.warned(sentence, warnings), facts)
 
 
 @bond.command("withdraw", cls=GroupedCommand, epilog=example("solana bond withdraw", "-r first-light -w wallet.json"))
@@ -155,26 +162,20 @@ async def deposit(
 @_terms_option
 @command()
 async def withdraw(context: CommandContext, run_id: str, at: Pubkey | None) -> Outcome:
-    """Have this wallet's bond back. The first call ends its right to join; repeat it when the waiting time is over."""
-    terms = await _terms(context, run_id, at, closed=True)
-    held = await _held(context, terms, context.payer, run_id)
-    own = tokens.associated(context.payer, terms.bonds.mint)
+    """Have this wallet's bond back. The first call ends its right to join; repeat it when the waiting time is over.
+
+    Where the epoch has ended but no member has told the run, it does that, too, as `psyche run-manager tick` would.
+    """
+    burned = await burned_by(context, run_id, at)
+    if burned is not None:
+        return await _closed_burned(context, run_id, burned)
+
+    terms = await terms_for(context, run_id, at, closed=True)
+    held = await bond_held_by(context, terms, context.payer, run_id)
     if held.state is layout.BondState.Active:
-        sent = await context.send(layout.withdraw_begin(context.payer, terms=terms.terms))
-        sentence = (
-            f"this wallet cannot join {run_id!r} any more; if it is a member, leave with `psyche run-manager withdraw`; repeat "
-            f"this command in {terms.bonds.waiting} s, when the epoch is over, too"
-        )
-        return Outcome(sentence, {"waiting": terms.bonds.waiting, "signature": sent.signature})
+        return await _began(context, terms, run_id)
 
-    made = tokens.create_associated(context.payer, context.payer, mint=terms.bonds.mint)
-    sent = await context.send(made, layout.withdraw(context.payer, own, terms=terms.terms))
-    if held.state is layout.BondState.Forfeited:
-        sentence = f"the forfeited bond for {run_id!r} was closed; its tokens were burned, its rent is this wallet's again"
-        return Outcome(sentence, {"units": 0, "signature": sent.signature})
-
-    paid = amount_of(held.amount, await decimals(context, terms.bonds.mint))
-    return Outcome(f"{paid} tokens were paid to {own}", {"units": held.amount, "account": own, "signature": sent.signature})
+    return await _paid(context, terms, held)
 
 
 @bond.command("show", cls=GroupedCommand, epilog=example("solana bond show", "-r first-light", "-r first-light --address WALLET"))
@@ -184,22 +185,28 @@ async def withdraw(context: CommandContext, run_id: str, at: Pubkey | None) -> O
 @command(ChainSettings)
 async def show(context: CommandContext, run_id: str, at: Pubkey | None, address: Pubkey | None) -> Outcome:
     """Print a run's terms for bonds."""
-    terms = await _terms(context, run_id, at, closed=True)
+    terms = await terms_for(context, run_id, at, closed=True)
     bonds = terms.bonds
-    text = amount_of(bonds.amount, await decimals(context, bonds.mint))
+    mint = await mint_at(context, bonds.mint)
     facts: dict[str, Any] = {"terms": terms.terms.bonds} | {
         name: getattr(bonds, name) for name in layout.Bonds.__slots__ if name not in ("bump", "grounds")
     }
-    facts["grounds"] = _named(bonds.grounds)
+    facts |= {"grounds": texts.names(bonds.grounds), "mint_authority": mint.authority, "freeze_authority": mint.freeze_authority}
     sentence = (
-        f"members of {run_id!r} put {text} tokens of {bonds.mint} down, and have them back {bonds.waiting} s after they gave up "
-        f"the right to join, when the epoch is over; {_lost(bonds.grounds)}; {bonds.held} bonds are held"
+        f"members of {run_id!r} put {amount_of(bonds.amount, mint.decimals)} tokens of {bonds.mint} down, and have them back "
+        f"{texts.duration(bonds.waiting)} after they gave up the right to join, when the epoch is over; "
+        f"{texts.lost_for(bonds.grounds)}; {texts.issuer_can(mint)}; {texts.counted(bonds.held, 'bond')} "
+        f"{'is' if bonds.held == 1 else 'are'} held"
     )
     if address is not None:
-        held = await _held(context, terms, address, run_id)
-        facts["bond"] = {"user": address, "state": held.state.name, "units": held.amount, "since": held.since}
+        held = await bond_held_by(context, terms, address, run_id)
+        free = texts.free_from(held, bonds) if held.state is layout.BondState.Leaving else None
+        facts["bond"] = {"user": address, "state": held.state.name, "units": held.amount, "since": held.since, "free": free}
         sentence += f"; that of {address} is {held.state.name}"
-    return Outcome(sentence, facts)
+        if free is not None:
+            sentence += f", and free from {texts.utc(free)}"
+    facts["warnings"] = warnings = texts.warnings(await state_of(context, terms))
+    return Outcome(texts.warned(sentence, warnings), facts)
 
 
 @bond.command(
@@ -212,13 +219,12 @@ async def show(context: CommandContext, run_id: str, at: Pubkey | None, address:
 @command()
 async def forfeit(context: CommandContext, run_id: str, address: Pubkey | None) -> Outcome:
     """Burn bonds of members that the run has ejected. Anybody may do that, until the next epoch begins; nobody gains by it."""
-    found = await _run(context, run_id)
-    terms = await _terms(context, run_id)
-    state = (await coordinator_account(context.rpc, found.run)).state
+    terms = await terms_for(context, run_id)
+    state = await state_of(context, terms)
     guilty: Sequence[Pubkey] = () if state is None else convicted(state, terms.bonds.grounds)
     if address is not None:
         if address not in guilty:
-            grounds = ", ".join(_named(terms.bonds.grounds))
+            grounds = ", ".join(texts.names(terms.bonds.grounds))
             message = (
                 f"the run {run_id!r} does not show {address} as ejected on a ground of its terms ({grounds}); check --address"
             )
@@ -226,7 +232,7 @@ async def forfeit(context: CommandContext, run_id: str, address: Pubkey | None) 
         guilty = (address,)
     burned = []
     for user in guilty:
-        held = await bond_of(context.rpc, terms.terms, user, timeout=CALL_SECONDS)
+        held = await held_by(context, terms, user)
         if held is None or held.state is layout.BondState.Forfeited:
             continue
         sent = await context.send(layout.forfeit(user, terms=terms.terms))
@@ -234,7 +240,7 @@ async def forfeit(context: CommandContext, run_id: str, address: Pubkey | None) 
     if not burned:
         return Outcome(f"no member that {run_id!r} has ejected has a bond that is not burned yet", {"burned": []})
 
-    return Outcome(f"{len(burned)} bonds were burned", {"burned": burned})
+    return Outcome(f"{texts.counted(len(burned), 'bond')} burned", {"burned": burned})
 
 
 @bond.command("close", cls=GroupedCommand, epilog=example("solana bond close", "-r first-light -w owner.json"))
@@ -243,7 +249,7 @@ async def forfeit(context: CommandContext, run_id: str, address: Pubkey | None) 
 @command()
 async def close(context: CommandContext, run_id: str, at: Pubkey | None) -> Outcome:
     """Close a run's terms, while nobody has a bond by them. Their rent goes to this wallet, which set them."""
-    terms = await _terms(context, run_id, at, closed=True)
+    terms = await terms_for(context, run_id, at, closed=True)
     sent = await context.send(layout.close(context.payer, context.payer, terms=terms.terms))
     return Outcome(f"the terms for bonds of {run_id!r} were closed", {"terms": terms.terms.bonds, "signature": sent.signature})
 
@@ -252,73 +258,48 @@ def _grounds(strikes: bool) -> layout.Ground:
     return layout.Ground.Signatures | layout.Ground.Strikes if strikes else layout.Ground.Signatures
 
 
-def _named(grounds: layout.Ground) -> list[str]:
-    return [ground.name.lower() for ground in layout.Ground if ground in grounds and ground.name is not None]
+async def _closed_burned(context: CommandContext, run_id: str, terms: Pubkey) -> Outcome:
+    sent = await context.send(layout.close_burned(context.payer, terms, program=context.programs.bond))
+    sentence = f"the forfeited bond for {run_id!r} was closed; its tokens were burned, its rent is this wallet's again"
+    return Outcome(sentence, {"units": 0, "signature": sent.signature})
 
 
-def _lost(grounds: layout.Ground) -> str:
-    """What costs a member its bond, as a clause."""
-    texts = {
-        layout.Ground.Signatures: "two signed results for one share",
-        layout.Ground.Strikes: "two failed checks in an epoch",
-    }
-    return f"it is burned for {' or '.join(texts[ground] for ground in layout.Ground if ground in grounds)}"
+async def _began(context: CommandContext, terms: TermsFound, run_id: str) -> Outcome:
+    sent = await context.send(layout.withdraw_begin(context.payer, terms=terms.terms))
+    held = await bond_held_by(context, terms, context.payer, run_id)
+    free = texts.free_from(held, terms.bonds)
+    sentence = (
+        f"this wallet cannot join {run_id!r} any more; if it is a member, leave with `psyche run-manager withdraw`; repeat this "
+        f"command when the waiting time is over, at {texts.utc(free)}, and the epoch, too"
+    )
+    return Outcome(sentence, {"waiting": terms.bonds.waiting, "free": free, "signature": sent.signature})
 
 
-def _not_again(held: layout.Bond, run_id: str) -> str:
-    if held.state is layout.BondState.Active:
-        return f"this wallet has a bond for {run_id!r} already, and may join"
+async def _paid(context: CommandContext, terms: TermsFound, held: layout.Bond) -> Outcome:
+    own = tokens.associated(context.payer, terms.bonds.mint)
+    made = tokens.create_associated(context.payer, context.payer, mint=terms.bonds.mint)
+    try:
+        sent = await _sent_with_ticks(context, terms, made, layout.withdraw(context.payer, own, terms=terms.terms))
+    except CommandRefused as refusal:
+        if refusal.code != "TooEarly":
+            raise
+        free = texts.utc(texts.free_from(held, terms.bonds))
+        raise CommandRefused(refusal.code, f"{refusal}; the bond is free from {free}") from refusal
 
-    ended = "was forfeited" if held.state is layout.BondState.Forfeited else "is being withdrawn"
-    return f"this wallet's bond for {run_id!r} {ended}; end that with `psyche solana bond withdraw`, then deposit again"
-
-
-async def _run(context: CommandContext, run_id: str) -> RunFound:
-    await context.check_ids("bond", "authorizer")
-    return await context.run(run_id)
-
-
-async def _terms(context: CommandContext, run_id: str, at: Pubkey | None = None, *, closed: bool = False) -> TermsFound:
-    """Terms of a run. closed: the run may be closed; then `at` is the account of its terms. Raises UserError, BackendError.
-
-    A closed run's name may be somebody else's by now, so of a run with another join authority `at` says nothing new.
-    """
-    instance, _ = coordinator.instance_address(run_id, program=context.programs.coordinator)
-    if closed and await _is_gone(context, instance, at):
-        await context.check_ids("bond", "authorizer")
-        if at is None:
-            message = f"there is no run {run_id!r}; if it was closed, give --terms and the address that `deposit` printed"
-            raise UserError(message)
-
-        terms = await terms_of_closed(context.rpc, at, instance, programs=context.programs, timeout=CALL_SECONDS)
-        if terms is None:
-            message = f"{at} holds no terms for bonds of the run {run_id!r}; check --terms, -r and --rpc"
-            raise UserError(message)
-
-        return terms
-
-    found = await _run(context, run_id)
-    terms = await terms_of_run(context.rpc, found, programs=context.programs, timeout=CALL_SECONDS)
-    if terms is None or at not in (None, terms.terms.bonds):
-        message = (
-            f"the run {run_id!r} takes no bonds; if it was created with --with-bonds, its owner has not yet set their terms "
-            "with `psyche solana bond create`"
-        )
-        raise UserError(message)
-
-    return terms
+    paid = amount_of(held.amount, await decimals(context, terms.bonds.mint))
+    return Outcome(f"{paid} tokens were paid to {own}", {"units": held.amount, "account": own, "signature": sent.signature})
 
 
-async def _is_gone(context: CommandContext, instance: Pubkey, at: Pubkey | None) -> bool:
-    """Whether a run is closed, or, where `at` names terms, has none by these any more."""
-    read = await methods.account(context.rpc, instance, timeout=CALL_SECONDS)
-    return read is None or (at is not None and read_instance(read, program=context.programs.coordinator).join_authority != at)
-
-
-async def _held(context: CommandContext, terms: TermsFound, user: Pubkey, run_id: str) -> layout.Bond:
-    held = await bond_of(context.rpc, terms.terms, user, timeout=CALL_SECONDS)
-    if held is None:
-        message = f"the wallet {user} has no bond for {run_id!r}; `psyche solana bond deposit` puts one down"
-        raise UserError(message)
-
-    return held
+async def _sent_with_ticks(context: CommandContext, terms: TermsFound, *instructions: Instruction) -> Sent:
+    """Send a withdrawal. Where the epoch keeps the bond, and a tick is due that nobody has sent, tick first."""
+    for _ in range(MOST_TICKS):
+        try:
+            return await context.send(*instructions)
+        except CommandRefused as refusal:
+            if refusal.code != "StillMember" or terms.run is None:
+                raise
+            try:
+                await context.send(coordinator.tick(terms.run, user=context.payer))
+            except CommandRefused:  # nothing is due, or a member was faster
+                raise refusal from None
+    return await context.send(*instructions)

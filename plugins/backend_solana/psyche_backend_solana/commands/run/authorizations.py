@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import click
@@ -9,8 +10,10 @@ from solders.account import Account
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, CommandContext, Outcome, command, example
+from psyche_backend_solana.commands.run_facts import own_runs_with_bonds
 from psyche_backend_solana.layouts import authorizer as layout
 from psyche_backend_solana.rpc import methods
+from psyche_backend_solana.rpc.failures import RpcError
 from psyche_backend_solana.settings import ChainSettings
 from psyche_core.errors import BackendError, UserError, WireError
 from psyche_core.option_groups import GroupedCommand, options_of
@@ -41,12 +44,26 @@ async def create(context: CommandContext, grantee: Pubkey, limit: int | None) ->
     at = layout.address(context.payer, grantee, program=context.programs.authorizer)
     present = await _read(context, at)
     if present is not None and present.active and limit in (None, present.limit):
-        return Outcome(f"{_whose(grantee)} may join already", {"authorization": at, "active": True})
+        return await _granted(context, grantee, "already", {"authorization": at, "active": True})
 
     switch = layout.grantor_update(context.payer, at, active=True, limit=limit, program=context.programs.authorizer)
     made = layout.create(context.payer, context.payer, grantee=grantee, program=context.programs.authorizer)
     sent = await context.send(*((switch,) if present is not None else (made, switch)))
-    return Outcome(f"{_whose(grantee)} may join now", {"authorization": at, "active": True, "signature": sent.signature})
+    return await _granted(context, grantee, "now", {"authorization": at, "active": True, "signature": sent.signature})
+
+
+async def _granted(context: CommandContext, grantee: Pubkey, when: str, facts: dict[str, Any]) -> Outcome:
+    bonded: list[str] = []
+    with contextlib.suppress(RpcError, BackendError):  # many providers list no accounts; the grant is made all the same
+        bonded = await own_runs_with_bonds(context)
+    if not bonded:
+        return Outcome(f"{_whose(grantee)} may join {when}", facts)
+
+    sentence = (
+        f"{_whose(grantee)} may join the runs whose join authority is this wallet ({context.payer}); bonds, and not this grant, "
+        f"decide who joins {', '.join(map(repr, bonded))}"
+    )
+    return Outcome(sentence, {**facts, "not_for": bonded})
 
 
 @click.command(
