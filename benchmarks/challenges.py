@@ -70,7 +70,7 @@ class Figures:
 
 
 def figures(scripts: list[Script], cheats: int = 1) -> Figures:
-    """Play scripts. cheats: how many members of each cheat."""
+    """Play scripts. cheats: how many members of each cheat; the others are honest."""
     results = [run_script(script) for script in scripts]
     counts: Counter[str] = Counter()
     for result in results:
@@ -117,11 +117,11 @@ def main() -> None:
 
     found: dict[str, Figures] = {}
     if options.faults:
-        found["faults"] = figures([faulty(seed, options.percent) for seed in range(options.runs)])
+        found["faults"] = figures([faulty(seed, options.percent) for seed in range(options.runs)], 0)
     for kind in [] if options.faults else options.kinds:
         plan = {"members": options.members, "cheats": options.cheats, "steps": options.rounds, "percent": options.percent}
         scripts = [cheat_script(kind, seed=seed, **plan) for seed in range(options.runs)]
-        found[kind or "honest"] = figures(scripts, options.cheats)
+        found[kind or "honest"] = figures(scripts, options.cheats if kind else 0)
         if not options.json:
             print(f"{kind or 'honest':18} {found[kind or 'honest'].as_json(options.within)}", flush=True)
     exact = ejected_within(options.within, rate=options.percent / 100, strike=1.0)

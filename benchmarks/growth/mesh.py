@@ -69,6 +69,7 @@ def _measured(members: list[Child]) -> dict[str, Any]:
     rounds, sent, most = [], [], []
     for number in range(ROUNDS):
         before = [each["bytes_sent"] for each in _all(members, figures=True)]
+        _all(members, publish=RESULT_BYTES, round=number)
         rounds.append(_all(members, results=RESULT_BYTES, round=number))
         after = [each["bytes_sent"] for each in _all(members, figures=True)]  # once nobody fetches any more
         uploads = [late - early for early, late in zip(before, after, strict=True)]

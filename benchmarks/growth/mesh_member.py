@@ -3,7 +3,8 @@
 {"members": [[key, address], …]}        connect to all; answers with the seconds it took
 {"idle": seconds}                       answers with CPU seconds
 {"talk": seconds, "per_second": n}      send so many messages; answers with what came, how late, and CPU seconds
-{"results": bytes, "round": n}          publish one blob and fetch everybody's; answers with the seconds until all are here
+{"publish": bytes, "round": n}          publish our result of a round
+{"results": bytes, "round": n}          fetch those of all others, which have published; answers with the seconds it took
 {"end": true}                           answers with resident memory
 """
 
@@ -106,12 +107,16 @@ class Member:
             "bytes_sent": after.bytes_sent - before.bytes_sent,
         }
 
-    async def results(self, size: int, number: int) -> dict[str, Any]:
-        """Publish our result of a round and fetch those of all others, each from its owner first."""
+    async def publish(self, size: int, number: int) -> dict[str, Any]:
+        """Publish our result of a round. A fetch of what its owner does not have yet fails."""
         self._tag += 1
+        await self._transport.publish(result_of(self._transport.peer_id, number, size), tag=self._tag)
+        return {}
+
+    async def results(self, size: int, number: int) -> dict[str, Any]:
+        """Fetch the results of all others, each from its owner first."""
         tag, own = self._tag, self._transport.peer_id
         began, used = time.monotonic(), cpu_seconds()
-        await self._transport.publish(result_of(own, number, size), tag=tag)
         limit = anyio.CapacityLimiter(AT_ONCE)
 
         async def fetch(key: bytes) -> None:
@@ -135,6 +140,8 @@ class Member:
                 return await self.idle(seconds)
             case {"talk": seconds, "per_second": per_second}:
                 return await self.talk(seconds, per_second)
+            case {"publish": size, "round": number}:
+                return await self.publish(size, number)
             case {"results": size, "round": number}:
                 return await self.results(size, number)
             case _:

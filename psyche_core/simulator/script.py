@@ -72,6 +72,8 @@ LIES = (
 CHEATS = (
     "untrained",
     "half-untrained",
+    "quarter-untrained",
+    "tenth-untrained",
     "collusion",
     "blind-verifier",
     "lying-verifier",

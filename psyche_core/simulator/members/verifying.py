@@ -30,6 +30,9 @@ PART_BYTES = 4096
 FETCH_TIMEOUT = 3.0
 """Seconds until a fetch of a part gives up."""
 
+FAKED_PART = {"half-untrained": 0.5, "quarter-untrained": 0.25, "tenth-untrained": 0.1}
+"""The part of its shares that a cheat does not train, by chance."""
+
 _WRONG = "signs of another delta"
 
 SIGNS = (Stage.COMMIT, Stage.SIGNS, Stage.TIE_COMMIT)
@@ -59,7 +62,9 @@ class Verifying:
     def trained(self, work: act.Train) -> bytes:
         """Note whether a share was trained, since what a cheat sends looks the same. Returns the roots of both deltas."""
         lies = self._node.lies
-        fakes = "untrained" in lies or "collusion" in lies or ("half-untrained" in lies and self._rng.random() < 0.5)
+        fakes = "untrained" in lies or "collusion" in lies
+        for lie, part in FAKED_PART.items():
+            fakes = fakes or (lie in lies and self._rng.random() < part)
         (self._world.faked.add if fakes else self._world.faked.discard)((work.step, self._node.index))
         self._world.counts["faked shares"] += fakes
         self._trained.add(work.step)
