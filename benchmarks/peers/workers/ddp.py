@@ -21,6 +21,10 @@ PATIENCE = timedelta(minutes=30)
 POWER_SGD_STEPS = 2
 """Whole gradients in the first steps; PowerSGD with error feedback needs this many, and torch's 1000 would be the whole run."""
 
+ONE_BUCKET_MB = 1024
+"""PowerSGD gets all gradients in one bucket. Of several, each begins its next exchange when its last one is done, in the order of
+each member's own clock; gloo then joins exchanges that do not belong together, and the run dies."""
+
 
 def main() -> None:
     """See the module."""
@@ -28,7 +32,8 @@ def main() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "eth0")
     world = member.task.members if member.rank < member.task.members else member.rank + 1
     dist.init_process_group("gloo", init_method=f"tcp://{member.meet}", rank=member.rank, world_size=world, timeout=PATIENCE)
-    model = DistributedDataParallel(member.model, broadcast_buffers=False)  # nothing in them changes
+    bucket = ONE_BUCKET_MB if member.task.settings.get("hook") == "powersgd" else None
+    model = DistributedDataParallel(member.model, broadcast_buffers=False, bucket_cap_mb=bucket)  # nothing in the buffers changes
     add_hook(model, member.task.settings)
     optimizer = adamw(member.model, member.task.rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup(member.task))
