@@ -80,6 +80,11 @@ class Comparison:
 
 def compare(replay: Replay, table: ChunkTable, opened: Opened, rule: Rule) -> Comparison:
     """Compare two opened parts. A part that does not match its commitment counts as missing. May run in any thread."""
+    with np.errstate(all="ignore"):  # a member may open any numbers; a score that is not finite fails
+        return _compared(replay, table, opened, rule)
+
+
+def _compared(replay: Replay, table: ChunkTable, opened: Opened, rule: Rule) -> Comparison:
     deltas, gradient = _deltas(table, opened), _gradient(table, opened)
     if deltas is None or gradient is None:
         missing = Word.TRAINER_MISSING if gradient is not None else Word.JUDGE_MISSING
