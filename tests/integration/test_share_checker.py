@@ -200,7 +200,8 @@ def test_who_once_made_its_memory_too_large_cannot_stop_training_then(memory: fl
                 for name, state in self._optimizer.private_state().items():
                     if name.startswith("mean_square."):
                         state.fill_(memory)
-                self._optimizer.replay._delta.normal_(std=0.05, generator=torch.Generator().manual_seed(9))
+                replay: Any = self._optimizer.replay
+                replay._delta.normal_(std=0.05, generator=torch.Generator().manual_seed(9))
             return super().train(step, toy_samples(7, count=1))
 
     run = played(12, trainer=StopsTraining, memory=True)
