@@ -24,6 +24,8 @@ Cheats of those who check others, or are checked:
     false-tie-breaks      does so in tie-breaks only
     no-reveal             trains, and shows nothing when it is challenged
     huge-delta            trains nothing, and commits to a delta that is a million times too large, to hide that in its rounding
+    huge-memory           makes its memory of gradients too large in one step and trains nothing from then on: divided by that
+                          memory, any gradient is nothing
 """
 
 from __future__ import annotations
@@ -55,6 +57,8 @@ EVERY = {"other-data": 1, "half": 2, "quarter-of-rounds": 4, "tenth-of-rounds": 
 """In which steps made-up samples are trained: every such one."""
 
 HUGE = 1e6
+HUGE_MEMORY = 1e20
+MEMORY_STEP = 5
 
 
 class _Honest:
@@ -100,6 +104,17 @@ def trains_noise(self: Trainer, step: int, samples: Samples) -> Trained:
         return _Honest.train(self, step, samples)
     finally:
         self._micro_batch.gradients = gradients  # type: ignore[method-assign]
+
+
+def stops_with_a_huge_memory(self: Trainer, step: int, samples: Samples) -> Trained:
+    if step < MEMORY_STEP:
+        return _Honest.train(self, step, samples)
+    optimizer = self._optimizer
+    assert isinstance(optimizer, DistroOptimizer)
+    assert optimizer._preconditioner is not None, "the run's settings have gradient_beta2"
+    if step == MEMORY_STEP:
+        optimizer._preconditioner._flat.fill_(HUGE_MEMORY)
+    return trains_noise(self, step, samples)
 
 
 # ---------------------------------------------------------------------------------------------- a payload that is not earned
@@ -248,6 +263,7 @@ CHEATS: dict[str, Callable[[], dict[tuple[type, str], Any]]] = {
     "false-gradients": lambda: {(Trainer, "recompute"): makes_gradients_up},
     "false-tie-breaks": lambda: {(ShareChecker, "recompute"): lies_in_tie_breaks},
     "no-reveal": lambda: {(ShareChecker, "show"): shows_nothing},
+    "huge-memory": lambda: {(Trainer, "train"): stops_with_a_huge_memory},
     "huge-delta": lambda: {(Trainer, "train"): trains_noise, (KeptDeltas, "commit"): commits_to_a_huge_delta},
 }
 

@@ -35,7 +35,7 @@ BATCH = {"quarter": 20}
 SELDOM = ("quarter-of-rounds", "tenth-of-rounds")
 """Who cheats so seldom that as many shares as possible are checked. Who verifies has no share, so two of five are."""
 
-FULL = ("untrained", "random", "stale", "copy", "flip", "quarter", "huge-delta")
+FULL = ("untrained", "random", "stale", "copy", "flip", "quarter", "huge-delta", "huge-memory")
 
 
 def played(live_run: StartRun, kind: str) -> LiveRun:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import anyio
 import numpy as np
 import pytest
+import torch
 
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.machine import actions as act
@@ -185,6 +186,27 @@ def test_a_memory_that_does_not_follow_from_the_one_before_fails() -> None:
 
     run = played(6, trainer=Forgets, memory=True)
     assert [run.compared(run.opened(step)).word for step in (2, 3, 4)] == [Word.PASSED, Word.PASSED, Word.FAILED]
+
+
+@pytest.mark.parametrize("memory", [1e20, 1e4, 1.0])
+def test_who_once_made_its_memory_too_large_cannot_stop_training_then(memory: float) -> None:
+    """Gradients divided by its roots are nothing, and so is what it adds: the right contribution, but for that."""
+
+    class StopsTraining(Member):
+        def train(self, step: int, samples: Samples) -> Trained:
+            if step < 4:
+                return super().train(step, samples)
+            if step == 4:
+                for name, state in self._optimizer.private_state().items():
+                    if name.startswith("mean_square."):
+                        state.fill_(memory)
+                replay: Any = self._optimizer.replay
+                replay._delta.normal_(std=0.05, generator=torch.Generator().manual_seed(9))
+            return super().train(step, toy_samples(7, count=1))
+
+    run = played(12, trainer=StopsTraining, memory=True)
+    words = {step: run.compared(run.opened(step)).word for step in run.roots}
+    assert [step for step, word in words.items() if word is Word.FAILED] == list(range(4, 13)), words
 
 
 @pytest.mark.parametrize("factor", [0.5, -1.0, 3.0])

@@ -79,7 +79,7 @@ class Visitor:
 
 
 def middle(samples: Sequence[Used], what: str) -> float:
-    return statistics.median(getattr(sample, what) for sample in samples)
+    return float(statistics.median(getattr(sample, what) for sample in samples))
 
 
 def test_who_stays_does_not_grow_while_others_come_and_go(live_run: StartRun) -> None:

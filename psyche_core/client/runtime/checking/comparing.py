@@ -38,6 +38,14 @@ LEAST_RATE = 1e-3
 MEMORY_FLOOR = 1e-6
 """`floor` for the change of a memory: its numbers have 24 bits, and a step adds less than a hundredth of the memory."""
 
+SMALLEST_DIVIDED = 2e-3
+"""Mean of the squares of a chunk's gradient, divided by its memory's roots, below which the memory is too large for the gradient.
+
+It is about 1 for honest members. Who once brought in a memory that is millions of times too large could divide every gradient
+by it, and nothing would be the right contribution from then on. Rounding excuses a tenth of a step's usual contribution
+(`rounding_limit`), so no contribution at all has a score of at least 0.17 where this mean is larger.
+"""
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Opened:
@@ -72,6 +80,11 @@ class Comparison:
 
 def compare(replay: Replay, table: ChunkTable, opened: Opened, rule: Rule) -> Comparison:
     """Compare two opened parts. A part that does not match its commitment counts as missing. May run in any thread."""
+    with np.errstate(all="ignore"):  # a member may open any numbers; a score that is not finite fails
+        return _compared(replay, table, opened, rule)
+
+
+def _compared(replay: Replay, table: ChunkTable, opened: Opened, rule: Rule) -> Comparison:
     deltas, gradient = _deltas(table, opened), _gradient(table, opened)
     if deltas is None or gradient is None:
         missing = Word.TRAINER_MISSING if gradient is not None else Word.JUDGE_MISSING
@@ -99,7 +112,11 @@ def compare(replay: Replay, table: ChunkTable, opened: Opened, rule: Rule) -> Co
         and _taken_rightly(replay, table, after, taken_after, rule)
         and _taken_rightly(replay, table, before, taken_before, rule)
     )
-    sound = sound and _taken_is_sent(replay, sent, taken_after)
+    sound = (
+        sound
+        and _taken_is_sent(replay, sent, taken_after)
+        and not _divided_to_nothing(replay, table, opened, gradient, before=deltas.before)
+    )
     if not (sound and rule.passes(score) and agreement.passes(rule)):
         return Comparison(Word.FAILED, score, agreement)
 
@@ -155,6 +172,24 @@ def _expected(
     recomputed = _by_group(table, opened.numbers, [chunk.delta for chunk in gradient])
     memory, count = _memory(table, opened, before)
     return replay.contribution_of(recomputed, memory=memory, count=count, learning_rate=opened.learning_rate)
+
+
+def _divided_to_nothing(
+    replay: Replay, table: ChunkTable, opened: Opened, gradient: Sequence[OpenedChunk], *, before: Sequence[OpenedChunk] | None
+) -> bool:
+    """Return whether the memory makes nothing of the gradient in more than half of the chunks that have one.
+
+    In a single chunk a gradient may be small for once, where few rows of an embedding are used.
+    """
+    if not table.memory:
+        return False
+
+    recomputed = _by_group(table, opened.numbers, [chunk.delta for chunk in gradient])
+    memory, count = _memory(table, opened, before)
+    divided, _ = replay.contribution_of(recomputed, memory=memory, count=count, learning_rate=1.0)
+    there = [(one != 0).any(axis=1) for one in recomputed]
+    means = np.concatenate([np.square(one).mean(axis=1)[has] for one, has in zip(divided, there, strict=True) if one.size])
+    return bool(means.size) and 2 * int(np.count_nonzero(~(means >= SMALLEST_DIVIDED))) > means.size
 
 
 def _memory(table: ChunkTable, opened: Opened, chunks: Sequence[OpenedChunk] | None) -> tuple[list[Any] | None, int]:
