@@ -7,7 +7,6 @@ Before it is entered, methods raise TransportError.
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
@@ -28,6 +27,7 @@ from psyche_p2p_quic.addresses.relay_urls import RelayChoice
 from psyche_p2p_quic.blobs.exchange import BlobExchange
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.control_protocol import ControlProtocol
+from psyche_p2p_quic.connections.gossip import Gossip
 from psyche_p2p_quic.connections.mesh import Mesh
 from psyche_p2p_quic.connections.per_peer import Remembered
 from psyche_p2p_quic.connections.session import Session
@@ -74,7 +74,6 @@ class QuicTransport(Transport):
         self._store = BlobStore(max_blobs=self._settings.store_blobs, max_bytes=self._settings.store_bytes)
         self._offers = OfferBook(max_offers=self._settings.offers)
         self._readable = anyio.Event()
-        self._arrived = anyio.Event()
         self._sent = 0
         self._received = 0
         self._address = b""
@@ -86,6 +85,7 @@ class QuicTransport(Transport):
         self._endpoint: Endpoint | None = None
         self._own_address: OwnAddress | None = None
         self._mesh: Mesh | None = None
+        self._gossip: Gossip | None = None
         self._blobs: BlobExchange | None = None
         self._running: asyncio.Task[None] | None = None
 
@@ -155,7 +155,9 @@ class QuicTransport(Transport):
                     settings=self._settings,
                     upload_rate=None if rate is None else rate * 1e6,
                 )
-                tasks.start_soon(self._gossip, self._mesh)
+                self._gossip = Gossip(self._log, self._mesh, own=self.peer_id, settings=self._settings)
+                tasks.start_soon(self._gossip.run)
+                tasks.start_soon(self._mesh.hang_up)
                 tasks.start_soon(self._follow_address, endpoint)
                 if self._choice.urls != ():
                     tasks.start_soon(self._watch_relays, endpoint)
@@ -169,17 +171,6 @@ class QuicTransport(Transport):
                 with anyio.CancelScope(shield=True):
                     await self._blobs.aclose()
             await endpoint.aclose(timeout=self._settings.close_seconds)
-
-    async def _gossip(self, mesh: Mesh) -> None:
-        """Send some members the ids of messages from others, so that an author cannot decide who gets its messages and when."""
-        while True:
-            await self._arrived.wait()
-            await anyio.sleep(self._settings.gossip_seconds)
-            self._arrived = anyio.Event()
-            received = self._log.take_received()
-            sessions = list(mesh.sessions.values())
-            for session in random.sample(sessions, min(self._settings.gossip_peers, len(sessions))):
-                session.send(session.conversation.announce_known(received))
 
     async def _follow_address(self, endpoint: Endpoint) -> None:
         while True:
@@ -239,9 +230,13 @@ class QuicTransport(Transport):
 
     @property
     def stats(self) -> TransportStats:
-        """Bytes of frames and blobs, and the connected peers."""
-        peers = () if self._mesh is None else tuple(self._mesh.sessions)
-        return TransportStats(self._sent, self._received, peers)
+        """Bytes of frames and blobs, the connected peers, and our neighbours."""
+        if self._mesh is None:
+            return TransportStats(self._sent, self._received)
+
+        near = self._mesh.guests.neighbours
+        neighbours = None if near is None else tuple(sorted(near))
+        return TransportStats(self._sent, self._received, tuple(self._mesh.sessions), neighbours)
 
     @property
     def paths(self) -> tuple[PeerPath, ...]:
@@ -287,13 +282,14 @@ class QuicTransport(Transport):
         """Check messages that others pass on; see the contract."""
         self._log.check_with(check)
 
-    async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:
-        """Replace the members."""
+    async def set_peers(self, peers: Mapping[bytes, bytes], *, seed: int | None = None) -> None:
+        """Replace the members. With a seed, more members than `overlay_above` are not connected between all."""
         mesh, _ = self._entered()
+        assert self._gossip is not None
         self._member = self._key.public in peers
-        mesh.set_members(peers)
+        mesh.set_members(peers, neighbours=self._gossip.neighbours(peers, seed))
         self._log.set_members(peers)
-        self._arrived.set()
+        self._gossip.arrived()
 
     async def broadcast(self, message: bytes, *, tag: int) -> None:
         """Queue a message for all connected peers and keep it for the others. Raises ValueError when it is too long."""
@@ -385,7 +381,8 @@ class QuicTransport(Transport):
         """Note that a session put messages into the log."""
         if self._log.has_unread:
             self._readable.set()
-            self._arrived.set()
+            if self._gossip is not None:
+                self._gossip.arrived()
 
     def offended(self, session: Session, reason: str) -> None:
         """Handle a session whose peer broke the rules."""

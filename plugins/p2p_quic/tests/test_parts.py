@@ -17,8 +17,8 @@ from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, Bl
 from psyche_p2p_quic.connections import control_frames
 from psyche_p2p_quic.connections.control_frames import Hello, IHave, Inventory, IWant, Message, Ping, Pong
 from psyche_p2p_quic.connections.control_protocol import ControlProtocol, PeerSilent
-from psyche_p2p_quic.connections.mesh import newer_stays
 from psyche_p2p_quic.connections.reputation import Reputation
+from psyche_p2p_quic.connections.which_stays import newer_stays
 from psyche_p2p_quic.settings import QuicSettings
 
 NUMBERS = st.integers(0, 2**63 - 1)

@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -29,6 +30,7 @@ from psyche_core.p2p.offers import Offer, OfferBook
 from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.blobs.hedging import HedgedRequest, Hedging
 from psyche_p2p_quic.blobs.upload_limit import UploadLimit
+from psyche_p2p_quic.blobs.visits import Visits
 from psyche_p2p_quic.connections import session
 from psyche_p2p_quic.connections.mesh import Mesh
 from psyche_p2p_quic.connections.session import Session
@@ -238,6 +240,8 @@ class BlobExchange:
         plan, requests, settings = transfer.plan, dict[asyncio.Task[bytes | Answer], HedgedRequest](), self._settings
         hedging = Hedging(settings.hedge_seconds, settings.hedge_bytes, settings.hedge_rest_seconds, settings.again_seconds)
         now = asyncio.get_running_loop().time
+        visits = Visits(self._mesh, plan, settings=settings)
+        visiting = None if self._mesh.guests.neighbours is None else asyncio.create_task(visits.run())
         try:
             while True:
                 changed = self._mesh.changed
@@ -246,7 +250,7 @@ class BlobExchange:
                 if wanted and (not full or leaves is not None):
                     mesh = self._mesh
                     peer = plan.begin(
-                        members=mesh.members, reachable=mesh.sessions, doubted=mesh.reputation.doubted, slow=mesh.relayed
+                        members=visits.askable(), reachable=mesh.sessions, doubted=mesh.reputation.doubted, slow=mesh.relayed
                     )
                     if peer is not None:
                         source, hedged = mesh.sessions[peer], HedgedRequest(peer, now(), now())
@@ -256,11 +260,11 @@ class BlobExchange:
                         requests[asyncio.create_task(self._ask(source, blob_hash, transfer.max_bytes, hedged))] = hedged
                         continue
 
-                    open_still = plan.outcome(mesh.members) is Outcome.OPEN  # a source is slow, or a member is not reachable
+                    open_still = plan.outcome(visits.askable()) is Outcome.OPEN  # a source is slow, or a member is not reachable
                     if open_still and hedging.again_due(now()) and plan.ask_again():
                         continue
 
-                plan.raise_if_over(blob_hash, self._mesh.members)
+                plan.raise_if_over(blob_hash, visits.askable())
                 for task in await self._first_done(set(requests), changed):
                     answer = task.result()
                     if isinstance(answer, bytes):
@@ -271,9 +275,10 @@ class BlobExchange:
                 if given_up is not None:
                     await self._release(requests, given_up, plan)
         finally:
-            for task in requests:
+            ending: list[asyncio.Task[Any]] = [*requests] if visiting is None else [*requests, visiting]
+            for task in ending:
                 task.cancel()
-            await asyncio.gather(*requests, return_exceptions=True)
+            await asyncio.gather(*ending, return_exceptions=True)
 
     async def _release(
         self, requests: dict[asyncio.Task[bytes | Answer], HedgedRequest], hedged: HedgedRequest, plan: FetchPlan
