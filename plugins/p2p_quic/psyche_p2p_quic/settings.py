@@ -30,6 +30,10 @@ class QuicSettings:
     this time it ends if another guest needs its place. visits: most members that we dial for transfers though they are no
     neighbours. visit_seconds: how long only the members named as sources are asked for a blob while we dial one of them.
 
+    announcement_seconds: how long a result is waited for that no connected member has announced, holder_seconds: how long one is
+    that some have; then its author is dialled. turn_seconds: after this time the next result is sent beside one that is taken
+    slowly.
+
     relay_check_seconds: how often we check whether a relay has admitted us; after two failures in a row we ask it why.
     relay_seconds: how long `use_relays` waits until we can be reached through a relay and know our external address.
     address_seconds: how often we check whether our own address has changed. interface_seconds: the same for the interface's
@@ -75,6 +79,9 @@ class QuicSettings:
     guest_turn_seconds: float = 30.0
     visits: int = 12
     visit_seconds: float = 2.0
+    announcement_seconds: float = 5.0
+    holder_seconds: float = 20.0
+    turn_seconds: float = 10.0
 
     relay_check_seconds: float = 10.0
     relay_seconds: float = 5.0

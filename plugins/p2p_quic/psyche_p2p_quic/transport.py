@@ -158,6 +158,7 @@ class QuicTransport(Transport):
                 self._gossip = Gossip(self._log, self._mesh, own=self.peer_id, settings=self._settings)
                 tasks.start_soon(self._gossip.run)
                 tasks.start_soon(self._mesh.hang_up)
+                self._mesh.gone = self._blobs.results.gone
                 tasks.start_soon(self._follow_address, endpoint)
                 if self._choice.urls != ():
                     tasks.start_soon(self._watch_relays, endpoint)
@@ -284,12 +285,15 @@ class QuicTransport(Transport):
 
     async def set_peers(self, peers: Mapping[bytes, bytes], *, seed: int | None = None) -> None:
         """Replace the members. With a seed, more members than `overlay_above` are not connected between all."""
-        mesh, _ = self._entered()
+        mesh, blobs = self._entered()
         assert self._gossip is not None
+        before = mesh.guests.neighbours
         self._member = self._key.public in peers
         mesh.set_members(peers, neighbours=self._gossip.neighbours(peers, seed))
         self._log.set_members(peers)
         self._gossip.arrived()
+        if before is None:
+            blobs.results.announce(self._store.hashes)  # those that are connected already were told nothing
 
     async def broadcast(self, message: bytes, *, tag: int) -> None:
         """Queue a message for all connected peers and keep it for the others. Raises ValueError when it is too long."""
@@ -312,7 +316,10 @@ class QuicTransport(Transport):
 
     async def publish(self, blob: bytes, *, tag: int) -> bytes:
         """Offer a blob. Raises TransportError when it does not fit the store."""
-        return await self._store.publish(blob, tag=tag)
+        blob_hash = await self._store.publish(blob, tag=tag)
+        if self._blobs is not None:
+            self._blobs.results.announce([blob_hash])
+        return blob_hash
 
     async def offer(
         self,
@@ -333,9 +340,10 @@ class QuicTransport(Transport):
         _, blobs = self._entered()
         blob = await blobs.own(blob_hash)
         if blob is None:
-            blob = await blobs.fetch(blob_hash, sources=sources, max_bytes=max_bytes, timeout=timeout)
-            if keep:
-                self._store.put(blob_hash, blob, tag=tag, own=False)
+            fetch = blobs.fetch_result if keep else blobs.fetch
+            blob = await fetch(blob_hash, sources=sources, max_bytes=max_bytes, timeout=timeout)
+            if keep and self._store.put(blob_hash, blob, tag=tag, own=False):
+                blobs.results.announce([blob_hash])
         elif len(blob) > max_bytes:
             message = f"blob {blob_hash.hex()} has {len(blob)} bytes, over the limit of {max_bytes}"
             raise BlobRejected(message)
@@ -348,6 +356,8 @@ class QuicTransport(Transport):
         self._log.expire(before)
         self._store.expire(before)
         self._offers.expire(before)
+        if self._blobs is not None:
+            self._blobs.expire()
 
     def _entered(self) -> tuple[Mesh, BlobExchange]:
         if self._mesh is None or self._blobs is None or self._running is None or self._running.done():
@@ -359,7 +369,9 @@ class QuicTransport(Transport):
     # ------------------------------------------------------------------------------------------ for the sessions
 
     def _furnish(self, link: Link, stream: Stream, decoder: FrameDecoder, dialled: bool, instance: bytes) -> Session:
-        conversation = ControlProtocol(link.peer, self._log, settings=self._settings)
+        assert self._blobs is not None
+        results = self._blobs.results
+        conversation = ControlProtocol(link.peer, self._log, settings=self._settings, blobs=results)
         return Session(
             link,
             stream,

@@ -129,7 +129,8 @@ async def test_a_blob_of_a_named_member_that_is_no_neighbour_comes_and_the_conne
 
 
 async def test_the_next_source_is_visited_if_the_first_has_not_got_it() -> None:
-    async with members_of(10) as members:
+    settings = replace(SETTINGS, guest_idle_seconds=3600.0, visit_seconds=0.5)
+    async with members_of(10, settings=settings) as members:
         overlay = graph(members)
         asker = members[0]
         far = [other for other in members[1:] if other.peer_id not in overlay.neighbours(asker.peer_id)]

@@ -36,8 +36,8 @@ def test_the_transport_is_told_each_epochs_seed_though_the_members_stay() -> Non
 
 
 def in_warmup() -> tuple[NodeIdentity, CoordinatorState, EpochNotes, list[bytes]]:
-    """A member of five in a warmup that needs four, its notes, and the p2p keys of the others."""
-    world = Stage(5, init_min_clients=4, min_clients=4)
+    """A member of five in a warmup that needs three, its notes, and the p2p keys of the others."""
+    world = Stage(5, init_min_clients=3, min_clients=3)
     world.run(until=lambda: world.state.run_state is RunState.Warmup)
     member = world.members[0]
     world.run(until=lambda: member.machine.notes is not None and member.machine.notes.slot is not None)
@@ -71,9 +71,9 @@ def test_who_has_neighbours_waits_for_these_only() -> None:
 
 
 def test_the_last_neighbours_are_waited_for_shorter_once_the_same_part_is_connected() -> None:
-    """init_min_clients is four of five."""
-    assert is_ready([0, 1, 2], neighbours=None, waited=3.1)
-    assert not is_ready([0, 1], neighbours=None, waited=3.1)
-    assert not is_ready([0], neighbours=[0, 1], waited=3.1), "two of three are less than four of five"
-    assert is_ready([0], neighbours=[0, 1], waited=10.1)
-    assert is_ready([0, 1, 2], neighbours=[0, 1, 2, 3], waited=3.1)
+    """init_min_clients is three of five, and two of three are no less."""
+    assert is_ready([0, 1], neighbours=None, waited=3.1)
+    assert not is_ready([0], neighbours=None, waited=3.1)
+    assert is_ready([0], neighbours=[0, 1], waited=3.1)
+    assert not is_ready([0], neighbours=[0, 1, 2], waited=3.1), "two of four"
+    assert is_ready([0], neighbours=[0, 1, 2], waited=10.1)

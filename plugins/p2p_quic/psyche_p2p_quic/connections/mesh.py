@@ -70,7 +70,8 @@ class Mesh:
     """All connections to members.
 
     sessions: by peer. changed: set and replaced when a session begins or ends, or the members change. guests: who may stay.
-    endpoint: bound. own: our key. hello: our first frame. furnish: makes sessions. tasks: runs all of the mesh's tasks.
+    gone: is told of a peer whose connection has ended without another one. endpoint: bound. own: our key. hello: our first frame.
+    furnish: makes sessions. tasks: runs all of the mesh's tasks.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Mesh:
         self._furnish = furnish
         self._settings = settings
         self._tasks = tasks
+        self.gone: Callable[[bytes], None] = _nobody_is_told
         self.guests: Guests = Guests(
             most=settings.guests,
             most_visits=settings.visits,
@@ -401,12 +403,17 @@ class Mesh:
             self._dials.ended(made.peer, now=_now())
             if self.sessions.get(made.peer) is made:
                 del self.sessions[made.peer]
+                self.gone(made.peer)
             self._notify()
 
     def _notify(self) -> None:
         self.guests.present(self.sessions, _now())
         self.changed.set()
         self.changed = anyio.Event()
+
+
+def _nobody_is_told(peer: bytes) -> None:  # noqa: ARG001 - of the signature
+    return
 
 
 def _now() -> float:

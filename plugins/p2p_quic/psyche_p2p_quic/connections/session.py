@@ -138,7 +138,7 @@ class Session:
 
     async def run(self) -> None:
         """Run until either side ends it. Raises nothing but cancellation."""
-        self.send(self.conversation.opening())
+        self.send(self.conversation.greeting())
         try:
             async with anyio.create_task_group() as tasks:
                 for part in (self._read, self._write, self._beat, self._refuse_one_way):
