@@ -40,7 +40,7 @@ SECONDS = 300.0
 """Longest wait for anything."""
 
 AT_ONCE = 8
-"""Downloads at once, as a client's `--max-concurrent-downloads` has it."""
+"""Downloads at once, as a client's `--max-concurrent-downloads` has it; in an overlay the transport is told of all."""
 
 MB = 10**6
 
@@ -121,7 +121,7 @@ class Member:
         tag, own = self._tag, self._transport.peer_id
         began, used = time.monotonic(), cpu_seconds()
         await self._transport.publish(result_of(own, number, size), tag=tag)
-        limit = anyio.CapacityLimiter(AT_ONCE)
+        limit = anyio.CapacityLimiter(AT_ONCE if self._transport.stats.neighbours is None else len(self._members))
 
         async def fetch(key: bytes) -> None:
             blob_hash = hashlib.sha256(result_of(key, number, size)).digest()

@@ -79,7 +79,7 @@ class QuicSettings:
     guest_turn_seconds: float = 30.0
     visits: int = 12
     visit_seconds: float = 2.0
-    announcement_seconds: float = 5.0
+    announcement_seconds: float = 10.0
     holder_seconds: float = 20.0
     turn_seconds: float = 10.0
 

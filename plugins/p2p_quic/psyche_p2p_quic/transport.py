@@ -34,12 +34,11 @@ from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.endpoint.links import Link, Stream
 from psyche_p2p_quic.endpoint.own_address import OwnAddress
+from psyche_p2p_quic.endpoint.relay_refusals import RelayRefusals
 from psyche_p2p_quic.options import QuicOptions, check_advertised_ports, parse_advertised
-from psyche_p2p_quic.relay.login import why_refused
 from psyche_p2p_quic.settings import QuicSettings
 
 _POLL_SECONDS = 0.05
-_ONLINE_SECONDS = 2.0
 
 
 class QuicTransport(Transport):
@@ -80,7 +79,7 @@ class QuicTransport(Transport):
         self._relays_chosen = 0
         rate, burst = self._settings.requests_per_second, self._settings.request_burst
         self._requests = Remembered(lambda: TokenBucket(rate, burst=burst))
-        self._problems: tuple[str, ...] = ()
+        self._refusals = RelayRefusals(key, token=self._options.iroh_relay_token, seconds=self._settings.relay_check_seconds)
         self._member = False  # whether we are among the peers passed to set_peers
         self._endpoint: Endpoint | None = None
         self._own_address: OwnAddress | None = None
@@ -161,7 +160,7 @@ class QuicTransport(Transport):
                 self._mesh.gone = self._blobs.results.gone
                 tasks.start_soon(self._follow_address, endpoint)
                 if self._choice.urls != ():
-                    tasks.start_soon(self._watch_relays, endpoint)
+                    tasks.start_soon(self._refusals.watch, endpoint, lambda: self._member)
                 if self._own_address is not None:
                     tasks.start_soon(self._own_address.run)
                     tasks.start_soon(self._own_address.follow_interface, self._moved, self._settings)
@@ -183,26 +182,6 @@ class QuicTransport(Transport):
         self._instance = secrets.token_bytes(INSTANCE_BYTES)
         if self._mesh is not None:
             self._mesh.start_over(Hello(self._run_id, self._instance))
-
-    async def _watch_relays(self, endpoint: Endpoint) -> None:
-        """Find out why no relay admits us, if that lasts.
-
-        A run's relay may learn of a new member some seconds late; a member that loads a model before it joins is unknown for
-        longer.
-        """
-        failures = 0
-        while True:
-            await anyio.sleep(self._settings.relay_check_seconds)
-            relays = endpoint.relays
-            if not relays or await endpoint.is_online(seconds=_ONLINE_SECONDS):
-                failures, self._problems = 0, ()
-                continue
-
-            failures += 1
-            if failures >= 2:
-                token = self._options.iroh_relay_token
-                found = [await why_refused(url, self._key, token=token, member=self._member) for url in relays]
-                self._problems = tuple(sentence for sentence in found if sentence is not None)
 
     def _record(self, endpoint: Endpoint) -> bytes:
         """Return our address as others get it. A relay stays in it while it is unreachable, so that it need not be published
@@ -252,7 +231,7 @@ class QuicTransport(Transport):
     @property
     def problems(self) -> tuple[str, ...]:
         """Why no relay admits us, while none does."""
-        return self._problems
+        return self._refusals.problems
 
     async def use_relays(self, relays: Sequence[str]) -> None:
         """Use the run's relays, unless the member chose others.

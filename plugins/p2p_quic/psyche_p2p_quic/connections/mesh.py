@@ -27,11 +27,12 @@ from anyio.abc import TaskGroup
 from psyche_core.errors import TransportError, WireError
 from psyche_core.rate_limit import TokenBucket
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
-from psyche_core.wire.frames import FrameDecoder, frame
-from psyche_p2p_quic.connections import control_frames, session
+from psyche_core.wire.frames import FrameDecoder
+from psyche_p2p_quic.connections import session
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.dial_budget import DialBudget
 from psyche_p2p_quic.connections.guests import Guests
+from psyche_p2p_quic.connections.hello import hello_frame, read_hello
 from psyche_p2p_quic.connections.per_peer import Remembered
 from psyche_p2p_quic.connections.published import PublishedAddresses
 from psyche_p2p_quic.connections.reputation import Reputation
@@ -86,7 +87,7 @@ class Mesh:
         self._furnish = furnish
         self._settings = settings
         self._tasks = tasks
-        self.gone: Callable[[bytes], None] = _nobody_is_told
+        self.gone: Callable[[bytes], object] = bytes
         self.guests: Guests = Guests(
             most=settings.guests,
             most_visits=settings.visits,
@@ -270,7 +271,7 @@ class Mesh:
                 link = await self._endpoint.dial(peer, dialable, relay=relay)
                 self._proved(link)
                 stream = await link.open()
-                await stream.write(self._hello_frame())
+                await stream.write(hello_frame(self._hello))
                 await stream.prefer()
                 made = await self._greeted(link, stream, dialled=True)
             self._entries.of(peer).take(_now())
@@ -339,7 +340,7 @@ class Mesh:
         try:
             stream = await link.accept()
             made = await self._greeted(link, stream, dialled=False)
-            await stream.write(self._hello_frame())
+            await stream.write(hello_frame(self._hello))
             await stream.prefer()
             settled = peer in self._members and self._settle(made)
         except WireError as error:
@@ -357,26 +358,9 @@ class Mesh:
         for address in link.addresses:
             self._dials.proved(link.peer, address, now=_now())
 
-    def _hello_frame(self) -> bytes:
-        return frame(control_frames.encode(self._hello), limit=control_frames.MAX_HELLO_BYTES)
-
     async def _greeted(self, link: Link, stream: Stream, *, dialled: bool) -> Session:
         """Read the peer's hello. Raises WireError when it is not a hello of our run."""
-        decoder = FrameDecoder(limit=control_frames.MAX_HELLO_BYTES)
-        while (data := decoder.next()) is None:
-            received = await stream.read(control_frames.MAX_HELLO_BYTES)
-            if not received:
-                message = "the control stream ended before the hello"
-                raise LinkLost(message)
-
-            decoder.feed(received)
-
-        hello = control_frames.decode(data, max_bytes=control_frames.MAX_HELLO_BYTES)
-        if not isinstance(hello, Hello) or hello.run_id != self._hello.run_id:
-            message = f"expected a hello of the run {self._hello.run_id!r}"
-            raise WireError(message)
-
-        decoder.limit = self._settings.frame_bytes
+        hello, decoder = await read_hello(stream, run_id=self._hello.run_id, frame_bytes=self._settings.frame_bytes)
         return self._furnish(link, stream, decoder, dialled, hello.instance)
 
     def _settle(self, made: Session) -> bool:
@@ -410,10 +394,6 @@ class Mesh:
         self.guests.present(self.sessions, _now())
         self.changed.set()
         self.changed = anyio.Event()
-
-
-def _nobody_is_told(peer: bytes) -> None:  # noqa: ARG001 - of the signature
-    return
 
 
 def _now() -> float:
