@@ -31,8 +31,8 @@ class QuicSettings:
     neighbours. visit_seconds: how long only the members named as sources are asked for a blob while we dial one of them.
 
     announcement_seconds: how long a result is waited for that no connected member has announced, holder_seconds: how long one is
-    that some have; then its author is dialled. turn_seconds: after this time the next result is sent beside one that is taken
-    slowly.
+    that some have, both since the last result came; then its author is dialled. turn_seconds: after this time the next result is
+    sent beside one that is taken slowly.
 
     relay_check_seconds: how often we check whether a relay has admitted us; after two failures in a row we ask it why.
     relay_seconds: how long `use_relays` waits until we can be reached through a relay and know our external address.

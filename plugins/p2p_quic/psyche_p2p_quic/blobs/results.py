@@ -11,6 +11,7 @@ whoever may have the result, and dials its author.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -65,6 +66,7 @@ class Results:
         self._downloads = Downloads(self._holders)
         self._wanted: dict[bytes, _Wanted] = {}
         self._requests: dict[tuple[bytes, bytes], asyncio.Task[None]] = {}
+        self._received_at = -math.inf
 
     @property
     def active(self) -> bool:
@@ -138,7 +140,7 @@ class Results:
         if wanted.source is not None:
             return False
 
-        waited = now - wanted.since
+        waited = now - max(wanted.since, self._received_at)  # while others arrive, our line is busy and all is well
         asked = any(request[0] == name for request in self._requests)
         left = any(peer in self._mesh.sessions and peer not in wanted.answered for peer in self._holders.of(name))
         if asked or left:
@@ -171,6 +173,7 @@ class Results:
             wanted.source, wanted.since = None, asyncio.get_running_loop().time()
         if isinstance(answer, bytes):
             wanted.blob = answer
+            self._received_at = asyncio.get_running_loop().time()
             self._cancel((name, other) for other in self._downloads.finished(name))
         elif answer is not Answer.RELEASED:
             wanted.answered.add(peer)
