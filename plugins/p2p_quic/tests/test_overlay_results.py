@@ -98,11 +98,11 @@ async def stalls(stream: Stream) -> None:
 
 
 async def drips(stream: Stream) -> None:
-    """Enough that no single read is slow."""
+    """A byte at a time: so slow that small parts are read, and so fast that no single read takes long."""
     await stream.write(BlobHead(True, len(BLOB)).encode())
     for at in range(len(BLOB)):
         await stream.write(BLOB[at : at + 1])
-        await anyio.sleep(0.05)
+        await anyio.sleep(0.15)
 
 
 async def answer_all(link: Link, answer: Callable[[Stream], Awaitable[None]], asked: anyio.Event) -> None:
