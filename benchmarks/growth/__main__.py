@@ -42,19 +42,22 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=(*parts, []), metavar="PART", help=f"{', '.join(parts)}; default: all")
     parser.add_argument("--sizes", help=f"numbers of parameters (default: {','.join(optimizer.WIDTHS)})")
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default: 2)")
+    parser.add_argument("--members", help=f"numbers of endpoints of `mesh` (default: {','.join(map(str, MEMBERS))})")
+    parser.add_argument("--degree", type=int, help="most neighbours of an endpoint of `mesh` (default: all are connected)")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--out", type=Path, help="folder for growth.json, growth.txt and a plot of each part")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     given = parser.parse_args()
     enter_loopback("benchmarks.growth")
     sizes = given.sizes.split(",") if given.sizes else QUICK_SIZES if given.quick else tuple(optimizer.WIDTHS)
+    members = tuple(map(int, given.members.split(","))) if given.members else QUICK_MEMBERS if given.quick else MEMBERS
     many = QUICK_MANY if given.quick else MANY
     ways: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], list[Curve]]]] = {
         "optimizer": (
             lambda: optimizer.measure(sizes, QUICK_SENDERS if given.quick else SENDERS, threads=given.threads, say=_say),
             optimizer.curves,
         ),
-        "mesh": (lambda: mesh.measure(QUICK_MEMBERS if given.quick else MEMBERS, say=_say), mesh.curves),
+        "mesh": (lambda: mesh.measure(members, say=_say, degree=given.degree), mesh.curves),
         "coordinator": (
             lambda: coordinator.measure(many, QUICK_ROUNDS if given.quick else ROUNDS, say=_say),
             coordinator.curves,

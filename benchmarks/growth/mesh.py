@@ -26,12 +26,12 @@ RESULT_BYTES = 54_000
 ROUNDS = 3
 
 
-def measure(counts: Sequence[int], *, say: Callable[[str], None]) -> dict[str, Any]:
-    """Figures of each number of members, as `_measured` describes them."""
+def measure(counts: Sequence[int], *, say: Callable[[str], None], degree: int | None = None) -> dict[str, Any]:
+    """Figures of each number of members, as `_measured` describes them. degree: most neighbours of each; None connects all."""
     found = {}
     for count in counts:
-        say(f"mesh: {count} members")
-        with _members(count) as members:
+        say(f"mesh: {count} members" + ("" if degree is None else f", at most {degree} neighbours"))
+        with _members(count, degree) as members:
             found[str(count)] = _measured(members)
     return found
 
@@ -57,10 +57,10 @@ def curves(found: dict[str, Any]) -> list[Curve]:
 def _measured(members: list[Child]) -> dict[str, Any]:
     """Means over members unless said otherwise.
 
-    connect_s: until the last one is connected with all. connect_cpu_s: of each member until it is. idle_cpu_share:
-    CPU seconds in a second without messages. cpu_ms_per_message: to receive (and pass on) one. message_p50_ms, message_p99_ms:
-    from broadcast to receive; the worst member's. round_s: until the last member has all results, the median of rounds.
-    round_cpu_s: of it. sent_mb_per_round; most_sent_over_mean: of the member that sends most. resident_mb: at the end.
+    connect_s: until the last one is connected with all, or with all its neighbours. connect_cpu_s: of each until it is.
+    idle_cpu_share: CPU seconds in a second without messages. cpu_ms_per_message: to receive (and pass on) one. message_p50_ms,
+    message_p99_ms: from broadcast to receive; the worst member's. round_s: until the last member has all results, the median of
+    rounds. round_cpu_s: of it. sent_mb_per_round; most_sent_over_mean: of the member that sends most. resident_mb: at the end.
     """
     addresses = [(member.hello["key"], member.hello["address"]) for member in members]
     connected = _all(members, members=addresses)
@@ -101,11 +101,12 @@ def _all(children: list[Child], /, **order: Any) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _members(count: int) -> Iterator[list[Child]]:
+def _members(count: int, degree: int | None) -> Iterator[list[Child]]:
     found: list[Child] = []
+    command = ["benchmarks.growth.mesh_member", *([] if degree is None else [str(degree)])]
     try:
         for _ in range(count):
-            found.append(Child(["benchmarks.growth.mesh_member"]))  # noqa: PERF401 - those begun must end when one fails
+            found.append(Child(command))  # noqa: PERF401 - those begun must end when one fails
         yield found
     finally:
         for child in found:

@@ -1,11 +1,13 @@
 """One endpoint of `benchmarks.growth.mesh`: a QUIC transport and nothing else, no torch; see `benchmarks.children`.
 
-{"members": [[key, address], …]}        connect to all; answers with the seconds it took
+{"members": [[key, address], …]}        connect to all, or to our neighbours; answers with the seconds it took
 {"idle": seconds}                       answers with CPU seconds
 {"talk": seconds, "per_second": n}      send so many messages; answers with what came, how late, and CPU seconds
 {"publish": bytes, "round": n}          publish our result of a round
 {"results": bytes, "round": n}          fetch those of all others, which have published; answers with the seconds it took
 {"end": true}                           answers with resident memory
+
+With a number as its argument, it uses an overlay in which nobody has more neighbours than that.
 """
 
 from __future__ import annotations
@@ -24,17 +26,22 @@ import anyio.to_thread
 
 from benchmarks.children import say
 from benchmarks.memory import resident
+from psyche_core.interfaces.transport import Opened
 from psyche_core.wire.signing import SecretKey
+from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.transport import QuicTransport
 
 MESSAGE_BYTES = 400
 """About a commitment with its signature."""
 
+SEED = 1
+"""Of the overlay, if there is one."""
+
 SECONDS = 300.0
 """Longest wait for anything."""
 
 AT_ONCE = 8
-"""Downloads at once, as a client's `--max-concurrent-downloads` has it."""
+"""Downloads at once, as a client's `--max-concurrent-downloads` has it; in an overlay the transport is told of all."""
 
 MB = 10**6
 
@@ -73,8 +80,10 @@ class Member:
         """Connect to all other members."""
         self._members = {bytes.fromhex(key): bytes.fromhex(address) for key, address in members}
         began, used = time.monotonic(), cpu_seconds()
-        await self._transport.set_peers(self._members)
-        while len(self._transport.stats.peers) < len(self._members) - 1:  # noqa: ASYNC110 - a snapshot, there is no event
+        await self._transport.set_peers(self._members, seed=SEED)
+        near = self._transport.stats.neighbours
+        awaited = (self._members.keys() if near is None else set(near)) - {self._transport.peer_id}
+        while not awaited <= set(self._transport.stats.peers):  # noqa: ASYNC110 - a snapshot, there is no event
             await anyio.sleep(0.02)
         seconds, connections = time.monotonic() - began, len(self._transport.stats.peers)
         return {"seconds": seconds, "connections": connections, "cpu_seconds": cpu_seconds() - used}
@@ -117,7 +126,7 @@ class Member:
         """Fetch the results of all others, each from its owner first."""
         tag, own = self._tag, self._transport.peer_id
         began, used = time.monotonic(), cpu_seconds()
-        limit = anyio.CapacityLimiter(AT_ONCE)
+        limit = anyio.CapacityLimiter(AT_ONCE if self._transport.stats.neighbours is None else len(self._members))
 
         async def fetch(key: bytes) -> None:
             blob_hash = hashlib.sha256(result_of(key, number, size)).digest()
@@ -148,9 +157,19 @@ class Member:
                 return {"resident_mb": resident() / MB, "bytes_sent": self._transport.stats.bytes_sent}
 
 
-async def run() -> None:
-    """Take orders until the input ends."""
-    async with QuicTransport("benchmark", SecretKey.generate()) as transport, anyio.create_task_group() as tasks:
+def opened(message: bytes) -> Opened:
+    """Whose message it is; nobody checks a signature here."""
+    return Opened(message[_HEAD.size : _HEAD.size + 32])
+
+
+async def run(degree: int | None) -> None:
+    """Take orders until the input ends. degree: most neighbours; None connects all."""
+    settings = QuicSettings() if degree is None else QuicSettings(overlay_above=1, overlay_degree=degree)
+    async with (
+        QuicTransport("benchmark", SecretKey.generate(), settings=settings) as transport,
+        anyio.create_task_group() as tasks,
+    ):
+        transport.check_messages(opened)
         member = Member(transport)
         tasks.start_soon(member.listen)
         say(key=transport.peer_id.hex(), address=transport.address.hex(), resident_mb=resident() / MB)
@@ -161,4 +180,4 @@ async def run() -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(run)
+    anyio.run(run, int(sys.argv[1]) if sys.argv[1:] else None)

@@ -166,7 +166,7 @@ class MemoryTransport(Transport):
         """Check received messages; see the contract. This transport disconnects no peer."""
         self._log.check_with(check)
 
-    async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:
+    async def set_peers(self, peers: Mapping[bytes, bytes], *, seed: int | None = None) -> None:  # noqa: ARG002 - all are connected
         """Replace the members."""
         self._log.set_members(peers)
         self._members = {peer: address for peer, address in peers.items() if peer != self._peer_id}

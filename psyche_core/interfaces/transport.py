@@ -49,11 +49,15 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class TransportStats:
-    """Bytes sent and received since the start, counted on our side of the wire, and the connected peers (p2p keys)."""
+    """Bytes sent and received since the start, counted on our side of the wire, and the connected peers (p2p keys).
+
+    neighbours: the members to which the transport keeps connections, None if to all.
+    """
 
     bytes_sent: int = 0
     bytes_received: int = 0
     peers: tuple[bytes, ...] = ()
+    neighbours: tuple[bytes, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +138,12 @@ class Transport(AsyncResource):
         """
 
     @abstractmethod
-    async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:
+    async def set_peers(self, peers: Mapping[bytes, bytes], *, seed: int | None = None) -> None:
         """Replace the members: p2p key -> address (b"" if unknown).
+
+        seed: u64 that all members of an epoch know, drawn when their keys were fixed. With it, a transport may connect each
+        member of a large run with some others only, as long as messages and blobs still reach all; it then names these in
+        `stats.neighbours`. Without it, each is connected with all.
 
         Returns at once; connections are made and kept in the background. Peers left out are disconnected. Our own key
         is among them once we are a member; no connection is made to it.

@@ -41,6 +41,11 @@ class BlobStore:
         return blob_hash in self._kept
 
     @property
+    def hashes(self) -> tuple[bytes, ...]:
+        """The hashes of all blobs."""
+        return tuple(self._kept)
+
+    @property
     def total_bytes(self) -> int:
         """Number of bytes of all blobs."""
         return self._bytes

@@ -45,6 +45,15 @@ class FetchPlan:
         self._lost: dict[bytes, int] = {}
         self._released: dict[bytes, int] = {}
 
+    @property
+    def sources(self) -> tuple[bytes, ...]:
+        """The peers to ask first, in their order."""
+        return tuple(self._order)
+
+    def has_answered(self, peer: bytes) -> bool:
+        """Whether a peer is not asked any more for now, because of its answer."""
+        return peer in self._answers
+
     def add(self, sources: Iterable[bytes]) -> None:
         """Add further sources, for another caller that wants the same blob."""
         self._order.update(dict.fromkeys(sources))

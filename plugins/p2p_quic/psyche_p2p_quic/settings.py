@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from psyche_core.p2p.message_log import LogLimits
+from psyche_core.p2p.overlay import DEGREE, FULL_MESH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,17 @@ class QuicSettings:
     dials_per_peer, dials_per_host: tries an hour at published addresses that are not proved, see `dial_budget`: for each
     member, and for each host; as many at once. One host may run all 256 members of a run. penalty_seconds: how long a peer that
     broke the rules is refused. false_blobs: wrong blobs from a peer until it is refused.
+
+    overlay_above, overlay_degree: a run with more members than this is not connected between all, if the transport is told a
+    seed: each member has at most so many neighbours, see `psyche_core.p2p.overlay`. All members of a run need the same two, or
+    they choose different neighbours; so they are no options of a member. guests: most connections that we accept of members that
+    are no neighbours. guest_idle_seconds: such a connection ends after this time without a transfer. guest_turn_seconds: after
+    this time it ends if another guest needs its place. visits: most members that we dial for transfers though they are no
+    neighbours. visit_seconds: how long only the members named as sources are asked for a blob while we dial one of them.
+
+    announcement_seconds: how long a result is waited for that no connected member has announced, holder_seconds: how long one is
+    that some have, both since the last result came; then its author is dialled. turn_seconds: after this time the next result is
+    sent beside one that is taken slowly.
 
     relay_check_seconds: how often we check whether a relay has admitted us; after two failures in a row we ask it why.
     relay_seconds: how long `use_relays` waits until we can be reached through a relay and know our external address.
@@ -59,6 +71,17 @@ class QuicSettings:
     dials_per_host: int = 256
     penalty_seconds: float = 30.0
     false_blobs: int = 3
+
+    overlay_above: int = FULL_MESH
+    overlay_degree: int = DEGREE
+    guests: int = 12
+    guest_idle_seconds: float = 5.0
+    guest_turn_seconds: float = 30.0
+    visits: int = 12
+    visit_seconds: float = 2.0
+    announcement_seconds: float = 10.0
+    holder_seconds: float = 20.0
+    turn_seconds: float = 10.0
 
     relay_check_seconds: float = 10.0
     relay_seconds: float = 5.0

@@ -7,7 +7,6 @@ Before it is entered, methods raise TransportError.
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
@@ -28,18 +27,18 @@ from psyche_p2p_quic.addresses.relay_urls import RelayChoice
 from psyche_p2p_quic.blobs.exchange import BlobExchange
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.control_protocol import ControlProtocol
+from psyche_p2p_quic.connections.gossip import Gossip
 from psyche_p2p_quic.connections.mesh import Mesh
 from psyche_p2p_quic.connections.per_peer import Remembered
 from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.endpoint.links import Link, Stream
 from psyche_p2p_quic.endpoint.own_address import OwnAddress
+from psyche_p2p_quic.endpoint.relay_refusals import RelayRefusals
 from psyche_p2p_quic.options import QuicOptions, check_advertised_ports, parse_advertised
-from psyche_p2p_quic.relay.login import why_refused
 from psyche_p2p_quic.settings import QuicSettings
 
 _POLL_SECONDS = 0.05
-_ONLINE_SECONDS = 2.0
 
 
 class QuicTransport(Transport):
@@ -74,18 +73,18 @@ class QuicTransport(Transport):
         self._store = BlobStore(max_blobs=self._settings.store_blobs, max_bytes=self._settings.store_bytes)
         self._offers = OfferBook(max_offers=self._settings.offers)
         self._readable = anyio.Event()
-        self._arrived = anyio.Event()
         self._sent = 0
         self._received = 0
         self._address = b""
         self._relays_chosen = 0
         rate, burst = self._settings.requests_per_second, self._settings.request_burst
         self._requests = Remembered(lambda: TokenBucket(rate, burst=burst))
-        self._problems: tuple[str, ...] = ()
+        self._refusals = RelayRefusals(key, token=self._options.iroh_relay_token, seconds=self._settings.relay_check_seconds)
         self._member = False  # whether we are among the peers passed to set_peers
         self._endpoint: Endpoint | None = None
         self._own_address: OwnAddress | None = None
         self._mesh: Mesh | None = None
+        self._gossip: Gossip | None = None
         self._blobs: BlobExchange | None = None
         self._running: asyncio.Task[None] | None = None
 
@@ -155,10 +154,13 @@ class QuicTransport(Transport):
                     settings=self._settings,
                     upload_rate=None if rate is None else rate * 1e6,
                 )
-                tasks.start_soon(self._gossip, self._mesh)
+                self._gossip = Gossip(self._log, self._mesh, own=self.peer_id, settings=self._settings)
+                tasks.start_soon(self._gossip.run)
+                tasks.start_soon(self._mesh.hang_up)
+                self._mesh.gone = self._blobs.results.gone
                 tasks.start_soon(self._follow_address, endpoint)
                 if self._choice.urls != ():
-                    tasks.start_soon(self._watch_relays, endpoint)
+                    tasks.start_soon(self._refusals.watch, endpoint, lambda: self._member)
                 if self._own_address is not None:
                     tasks.start_soon(self._own_address.run)
                     tasks.start_soon(self._own_address.follow_interface, self._moved, self._settings)
@@ -170,17 +172,6 @@ class QuicTransport(Transport):
                     await self._blobs.aclose()
             await endpoint.aclose(timeout=self._settings.close_seconds)
 
-    async def _gossip(self, mesh: Mesh) -> None:
-        """Send some members the ids of messages from others, so that an author cannot decide who gets its messages and when."""
-        while True:
-            await self._arrived.wait()
-            await anyio.sleep(self._settings.gossip_seconds)
-            self._arrived = anyio.Event()
-            received = self._log.take_received()
-            sessions = list(mesh.sessions.values())
-            for session in random.sample(sessions, min(self._settings.gossip_peers, len(sessions))):
-                session.send(session.conversation.announce_known(received))
-
     async def _follow_address(self, endpoint: Endpoint) -> None:
         while True:
             await anyio.sleep(self._settings.address_seconds)
@@ -191,26 +182,6 @@ class QuicTransport(Transport):
         self._instance = secrets.token_bytes(INSTANCE_BYTES)
         if self._mesh is not None:
             self._mesh.start_over(Hello(self._run_id, self._instance))
-
-    async def _watch_relays(self, endpoint: Endpoint) -> None:
-        """Find out why no relay admits us, if that lasts.
-
-        A run's relay may learn of a new member some seconds late; a member that loads a model before it joins is unknown for
-        longer.
-        """
-        failures = 0
-        while True:
-            await anyio.sleep(self._settings.relay_check_seconds)
-            relays = endpoint.relays
-            if not relays or await endpoint.is_online(seconds=_ONLINE_SECONDS):
-                failures, self._problems = 0, ()
-                continue
-
-            failures += 1
-            if failures >= 2:
-                token = self._options.iroh_relay_token
-                found = [await why_refused(url, self._key, token=token, member=self._member) for url in relays]
-                self._problems = tuple(sentence for sentence in found if sentence is not None)
 
     def _record(self, endpoint: Endpoint) -> bytes:
         """Return our address as others get it. A relay stays in it while it is unreachable, so that it need not be published
@@ -239,9 +210,13 @@ class QuicTransport(Transport):
 
     @property
     def stats(self) -> TransportStats:
-        """Bytes of frames and blobs, and the connected peers."""
-        peers = () if self._mesh is None else tuple(self._mesh.sessions)
-        return TransportStats(self._sent, self._received, peers)
+        """Bytes of frames and blobs, the connected peers, and our neighbours."""
+        if self._mesh is None:
+            return TransportStats(self._sent, self._received)
+
+        near = self._mesh.guests.neighbours
+        neighbours = None if near is None else tuple(sorted(near))
+        return TransportStats(self._sent, self._received, tuple(self._mesh.sessions), neighbours)
 
     @property
     def paths(self) -> tuple[PeerPath, ...]:
@@ -256,7 +231,7 @@ class QuicTransport(Transport):
     @property
     def problems(self) -> tuple[str, ...]:
         """Why no relay admits us, while none does."""
-        return self._problems
+        return self._refusals.problems
 
     async def use_relays(self, relays: Sequence[str]) -> None:
         """Use the run's relays, unless the member chose others.
@@ -287,13 +262,17 @@ class QuicTransport(Transport):
         """Check messages that others pass on; see the contract."""
         self._log.check_with(check)
 
-    async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:
-        """Replace the members."""
-        mesh, _ = self._entered()
+    async def set_peers(self, peers: Mapping[bytes, bytes], *, seed: int | None = None) -> None:
+        """Replace the members. With a seed, more members than `overlay_above` are not connected between all."""
+        mesh, blobs = self._entered()
+        assert self._gossip is not None
+        before = mesh.guests.neighbours
         self._member = self._key.public in peers
-        mesh.set_members(peers)
+        mesh.set_members(peers, neighbours=self._gossip.neighbours(peers, seed))
         self._log.set_members(peers)
-        self._arrived.set()
+        self._gossip.arrived()
+        if before is None:
+            blobs.results.announce(self._store.hashes)  # those that are connected already were told nothing
 
     async def broadcast(self, message: bytes, *, tag: int) -> None:
         """Queue a message for all connected peers and keep it for the others. Raises ValueError when it is too long."""
@@ -316,7 +295,10 @@ class QuicTransport(Transport):
 
     async def publish(self, blob: bytes, *, tag: int) -> bytes:
         """Offer a blob. Raises TransportError when it does not fit the store."""
-        return await self._store.publish(blob, tag=tag)
+        blob_hash = await self._store.publish(blob, tag=tag)
+        if self._blobs is not None:
+            self._blobs.results.announce([blob_hash])
+        return blob_hash
 
     async def offer(
         self,
@@ -337,9 +319,10 @@ class QuicTransport(Transport):
         _, blobs = self._entered()
         blob = await blobs.own(blob_hash)
         if blob is None:
-            blob = await blobs.fetch(blob_hash, sources=sources, max_bytes=max_bytes, timeout=timeout)
-            if keep:
-                self._store.put(blob_hash, blob, tag=tag, own=False)
+            fetch = blobs.fetch_result if keep else blobs.fetch
+            blob = await fetch(blob_hash, sources=sources, max_bytes=max_bytes, timeout=timeout)
+            if keep and self._store.put(blob_hash, blob, tag=tag, own=False):
+                blobs.results.announce([blob_hash])
         elif len(blob) > max_bytes:
             message = f"blob {blob_hash.hex()} has {len(blob)} bytes, over the limit of {max_bytes}"
             raise BlobRejected(message)
@@ -352,6 +335,8 @@ class QuicTransport(Transport):
         self._log.expire(before)
         self._store.expire(before)
         self._offers.expire(before)
+        if self._blobs is not None:
+            self._blobs.expire()
 
     def _entered(self) -> tuple[Mesh, BlobExchange]:
         if self._mesh is None or self._blobs is None or self._running is None or self._running.done():
@@ -363,7 +348,9 @@ class QuicTransport(Transport):
     # ------------------------------------------------------------------------------------------ for the sessions
 
     def _furnish(self, link: Link, stream: Stream, decoder: FrameDecoder, dialled: bool, instance: bytes) -> Session:
-        conversation = ControlProtocol(link.peer, self._log, settings=self._settings)
+        assert self._blobs is not None
+        results = self._blobs.results
+        conversation = ControlProtocol(link.peer, self._log, settings=self._settings, blobs=results)
         return Session(
             link,
             stream,
@@ -385,7 +372,8 @@ class QuicTransport(Transport):
         """Note that a session put messages into the log."""
         if self._log.has_unread:
             self._readable.set()
-            self._arrived.set()
+            if self._gossip is not None:
+                self._gossip.arrived()
 
     def offended(self, session: Session, reason: str) -> None:
         """Handle a session whose peer broke the rules."""

@@ -15,10 +15,10 @@ from psyche_core.wire import codec
 from psyche_p2p_quic.addresses.peer_address import MAX_ADDRESS_BYTES, PeerAddress
 from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.connections import control_frames
-from psyche_p2p_quic.connections.control_frames import Hello, IHave, Inventory, IWant, Message, Ping, Pong
+from psyche_p2p_quic.connections.control_frames import Have, Hello, IHave, Inventory, IWant, Message, Ping, Pong
 from psyche_p2p_quic.connections.control_protocol import ControlProtocol, PeerSilent
-from psyche_p2p_quic.connections.mesh import newer_stays
 from psyche_p2p_quic.connections.reputation import Reputation
+from psyche_p2p_quic.connections.which_stays import newer_stays
 from psyche_p2p_quic.settings import QuicSettings
 
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -30,6 +30,7 @@ FRAMES = st.one_of(
     st.builds(Pong, NUMBERS),
     st.builds(IHave, st.lists(st.binary(min_size=16, max_size=16), max_size=20).map(tuple)),
     st.builds(IWant, st.lists(st.binary(min_size=16, max_size=16), max_size=20).map(tuple)),
+    st.builds(Have, st.lists(st.binary(min_size=16, max_size=16), max_size=20).map(tuple)),
 )
 
 
@@ -64,6 +65,9 @@ def test_garbage_is_a_wire_error_and_nothing_else(data: bytes) -> None:
         [6, b"x" * 15],
         [6, b"x" * 16 * (control_frames.MAX_IDS + 1)],
         [7],
+        [7, b"x" * 17],
+        [7, b"x" * 16 * (control_frames.MAX_IDS + 1)],
+        [8, b"x" * 16],
         [],
         {},
         7,
@@ -75,8 +79,9 @@ def test_frames_against_the_rules_are_refused(value: control_frames.Frame) -> No
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(WireError, match="version 3"):
-        control_frames.decode(codec.encode([0, 3, "run", b"12345678", "more"]), max_bytes=1000)
+    for other in (2, 4):
+        with pytest.raises(WireError, match=f"version {other} of the transport, this program version 3; update the older one"):
+            control_frames.decode(codec.encode([0, other, "run", b"12345678", "more"]), max_bytes=1000)
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(0, 2**64 - 1), st.booleans())
@@ -89,7 +94,7 @@ def test_blob_requests_and_heads_come_out_as_they_went_in(blob_hash: bytes, numb
     assert BlobHead.decode(head.encode()) == head
 
 
-@pytest.mark.parametrize("data", [b"", b"\3" + bytes(40), b"\2" + bytes(39), b"\2" + bytes(41)])
+@pytest.mark.parametrize("data", [b"", b"\2" + bytes(40), b"\3" + bytes(39), b"\3" + bytes(41)])
 def test_malformed_blob_requests_are_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         BlobRequest.decode(data)

@@ -296,7 +296,7 @@ async def test_who_is_no_member_yet_is_not_told_that_the_relay_serves_members_on
         answers.append(await why_refused(*arguments, **more))
         return answers[-1]
 
-    monkeypatch.setattr("psyche_p2p_quic.transport.why_refused", listening)
+    monkeypatch.setattr("psyche_p2p_quic.endpoint.relay_refusals.why_refused", listening)
     access = MemberAccess()
     quick = replace(QUICK, relay_check_seconds=0.05)
     served = ServiceOptions(port=0, limits=RelayLimits(admission_seconds=0.05))

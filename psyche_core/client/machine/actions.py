@@ -32,9 +32,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SetPeers:
-    """Set the members to communicate with."""
+    """Set the members to communicate with. seed: of their epoch, from which a transport may draw who is connected with whom."""
 
     members: tuple[NodeIdentity, ...]
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,13 @@ def in_warmup(
     notes: EpochNotes,
     *,
     peers: frozenset[bytes],
+    neighbours: frozenset[bytes] | None = None,
     now: float,
     timeouts: Timeouts,
 ) -> list[Action]:
     """Announce that our model is loaded, once the members are connected or we have waited long enough for them.
+
+    neighbours: the members that the transport connects to; only they are waited for. None for all.
 
     The coordinator waits for the last ones as long again as the first ones needed (F17). So a stranger with an address where
     nobody answers would cost a warmup twice what we wait for it.
@@ -45,7 +48,11 @@ def in_warmup(
         return []
 
     others = {state.epoch.clients[slot].id.p2p for slot in state.healthy_slots if slot != notes.slot}
-    enough = len(others & peers) + 1 >= state.config.init_min_clients
+    everybody = len(others) + 1
+    if neighbours is not None:
+        others &= neighbours
+    # of neighbours the same part as init_min_clients is of all members
+    enough = (len(others & peers) + 1) * everybody >= state.config.init_min_clients * (len(others) + 1)
     longest = min(timeouts.last_peers, timeouts.peers) if enough else timeouts.peers
     waited = now - notes.since > longest
     if not others <= peers and not waited:

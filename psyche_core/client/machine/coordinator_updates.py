@@ -57,11 +57,11 @@ def receive_state(client: MachineState, state: CoordinatorState) -> None:
     if previous is None or previous.epoch.clients is not state.epoch.clients:
         client.healthy = frozenset(state.healthy_slots)
         members = tuple([member.id for member in state.epoch.clients if member.state is not ClientState.Ejected])
-        if members != client.members:
-            client.members = members
-            if client.notes is not None:
-                client.notes.compare_due = True  # the size of a majority has changed
-            client.emit(SetPeers(members))
+        if members != client.members and client.notes is not None:
+            client.notes.compare_due = True  # the size of a majority has changed
+        if (members, state.epoch.seed) != (client.members, client.members_seed):
+            client.members, client.members_seed = members, state.epoch.seed
+            client.emit(SetPeers(members, state.epoch.seed))
     _notify_phase(client, previous, state)
     if previous is not None and _went_back(previous, state):
         # Nothing in memory matches the older state; what is on our disk is read up to its step.

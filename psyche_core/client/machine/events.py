@@ -32,9 +32,10 @@ class MessageSeen:
 
 @dataclass(frozen=True, slots=True)
 class PeersSeen:
-    """The p2p keys that are connected now."""
+    """The p2p keys that are connected now. neighbours: those that the transport connects to, None for all members."""
 
     peers: frozenset[bytes]
+    neighbours: frozenset[bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class ClientMachine:
             case ev.PayloadMissing():
                 peer_messages.payload_missing(client, event.payload_hash)
             case ev.PeersSeen():
-                client.peers = event.peers
+                client.peers, client.neighbours = event.peers, event.neighbours
             case ev.BandwidthSeen():
                 client.figures = replace(client.figures, bytes_per_second=event.bytes_per_second)
             case ev.ModelStored():
@@ -240,7 +240,13 @@ def _announce(client: MachineState, state: CoordinatorState, notes: EpochNotes) 
             return
         announcements.repeat_if_unheard(state, notes, now=client.now, timeouts=client.timeouts)
         actions = announcements.in_warmup(
-            client.identity, state, notes, peers=client.peers, now=client.now, timeouts=client.timeouts
+            client.identity,
+            state,
+            notes,
+            peers=client.peers,
+            neighbours=client.neighbours,
+            now=client.now,
+            timeouts=client.timeouts,
         )
         if actions:
             notes.compare_due, notes.ready_sent_at = True, client.now

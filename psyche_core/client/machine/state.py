@@ -39,8 +39,9 @@ class Upload:
 class MachineState:
     """See the module. now: seconds that we were awake; clock: the last time of the caller's clock.
 
-    notes: of the epoch we are in, or are finishing; None before the first. healthy: slots healthy in `state`. members: the
-    transport's peers as last set; peers: p2p keys connected. joined: whether this process joined; join_sent_at: when we last
+    notes: of the epoch we are in, or are finishing; None before the first. healthy: slots healthy in `state`. members,
+    members_seed: the transport's peers as last set, and the seed that came with them; peers: p2p keys connected; neighbours:
+    those that the transport connects to, None for all members. joined: whether this process joined; join_sent_at: when we last
     did, None once a state answers it. source_missing: nothing here says how the model is built, so all of it comes from others.
     leaving: when we began to leave; leaving_told: whether people know that we still show shares. masters_at: the step whose
     results are in our masters, None when unknown; masters_invalid: work on them failed, so their content is unknown.
@@ -66,7 +67,9 @@ class MachineState:
     early: EarlyMessages = field(default_factory=EarlyMessages)
     healthy: frozenset[int] = frozenset()
     members: tuple[NodeIdentity, ...] = ()
+    members_seed: int = 0
     peers: frozenset[bytes] = frozenset()
+    neighbours: frozenset[bytes] | None = None
     joined: bool = False
     join_sent_at: float | None = None
     leaving: float | None = None

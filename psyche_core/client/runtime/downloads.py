@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 import anyio
 
@@ -85,6 +85,10 @@ class PayloadDownloads:
         self._limiter = Limiter(at_once, seconds=DOWNLOAD_TURN)
         self._explain = explain
 
+    def _turn(self) -> AbstractAsyncContextManager[None]:
+        """A turn; at once where the transport has neighbours: it chooses among all that is wanted, and receives a few at once."""
+        return self._limiter.turn() if self._transport.stats.neighbours is None else nullcontext()
+
     async def fetch(self, action: FetchPayload) -> PayloadChecked | PayloadCheckFailed | PayloadMissing:
         """Fetch and check one payload. Raises RanksLost."""
         limit = self._worker.resources.trainer.max_payload_bytes
@@ -93,7 +97,7 @@ class PayloadDownloads:
         payload: bytes | None = None
         name = action.payload_hash[:4].hex()
         try:
-            async with self._limiter.turn():
+            async with self._turn():
                 payload = await self._transport.fetch(
                     action.payload_hash, sources=action.sources, max_bytes=limit, timeout=FETCH_TIMEOUT, tag=action.tag
                 )

@@ -58,11 +58,13 @@ class EventQueue:
 
 async def ticks(queue: EventQueue, transport: Transport) -> AsyncIterator[float]:
     """Queue a tick at fixed intervals, and the connected peers when they change. Yield the event loop's time at each tick."""
-    peers: tuple[bytes, ...] = ()
+    seen: tuple[tuple[bytes, ...], tuple[bytes, ...] | None] = ((), None)
     while True:
         await anyio.sleep(TICK_SECONDS)
-        if transport.stats.peers != peers:
-            peers = transport.stats.peers
-            await queue.put(PeersSeen(frozenset(peers)))
+        stats = transport.stats
+        if (stats.peers, stats.neighbours) != seen:
+            seen = stats.peers, stats.neighbours
+            neighbours = None if stats.neighbours is None else frozenset(stats.neighbours)
+            await queue.put(PeersSeen(frozenset(stats.peers), neighbours))
         yield anyio.current_time()
         queue.put_or_drop(TimePassed())

@@ -120,6 +120,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._figures = StepFigureMaker()
         self._waits: telemetry.WaitsForEpoch | None = None
         self._members: tuple[NodeIdentity, ...] = ()
+        self._members_seed = 0
         self._stopped: act.Stop | None = None
         self._failure: PsycheError | None = None
         self._leave_asked = False
@@ -282,7 +283,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         return replace(command, metadata=replace(command.metadata, scores=self._scores()))
 
     async def _set_peers(self, action: act.SetPeers) -> None:
-        self._members = action.members
+        self._members, self._members_seed = action.members, action.seed
         await self._connect(self._addresses)
 
     async def _broadcast(self, action: act.Broadcast) -> None:
@@ -326,7 +327,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         """Give the transport the list of members, with us as soon as we are a member. addresses: the members', by signer."""
         self._addresses = addresses
         peers = {member.p2p: self._addresses.get(member.signer, b"") for member in self._members}
-        await self._transport.set_peers(peers)
+        await self._transport.set_peers(peers, seed=self._members_seed)
 
     async def _answer(self, carry_out: Callable[[PartAction], Awaitable[ev.Event]], action: PartAction) -> None:
         self._worker.checks.follow(self.state)

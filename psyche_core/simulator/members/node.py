@@ -123,6 +123,10 @@ class Node(Worker):
             self.verifying.forget()
 
     def _set_peers(self, action: act.SetPeers) -> None:
+        if action.members == self.members:
+            return  # only the seed is another, and all members are connected here
+
+        self.members = action.members
         known = self._world.index_of
         self.peers: set[int] = {known[member.p2p] for member in action.members if member.p2p in known} - {self.index}
         self._world.network.changed()

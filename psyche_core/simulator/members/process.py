@@ -53,6 +53,7 @@ class Process(Actions[None]):
         self.stop: act.Stop | None = None
         self.left: bool = False
         self.counts: Counter[str] = world.counts
+        self.members: tuple[NodeIdentity, ...] = ()
         self.peers: set[int] = set()
         self.links: set[int] = set()
         self.notified_peers: frozenset[bytes] = frozenset()
@@ -88,7 +89,7 @@ class Process(Actions[None]):
             can_store=self._has_store,
         )
         self._forget(disk=disk)
-        self.peers, self.links, self.notified_peers = set(), set(), frozenset()
+        self.members, self.peers, self.links, self.notified_peers = (), set(), set(), frozenset()
         self.seen, self.packets = set(), {}
         self.joined = self.state_due = False
         self.version = -1

@@ -51,10 +51,16 @@ async def until(condition: Callable[[], bool], *, what: str = "what `stats` shou
 
 
 async def connected(endpoints: Sequence[Transport]) -> None:
-    """Wait until every endpoint sees all the others."""
+    """Wait until every endpoint sees all the others, or those of them that its `stats.neighbours` names."""
     everybody = {endpoint.peer_id for endpoint in endpoints}
+
+    def sees_all(endpoint: Transport) -> bool:
+        stats = endpoint.stats
+        awaited = everybody - {endpoint.peer_id}
+        return (awaited if stats.neighbours is None else awaited & set(stats.neighbours)) <= set(stats.peers)
+
     await until(
-        lambda: all(everybody - {endpoint.peer_id} <= set(endpoint.stats.peers) for endpoint in endpoints),
+        lambda: all(sees_all(endpoint) for endpoint in endpoints),
         what=f"`stats.peers` of {len(everybody)} endpoints, each of which knows the others by set_peers, did not name all others",
     )
 

@@ -92,7 +92,7 @@ class RedisTransport(Transport):
         """The log does it."""
         self.log.check_with(check)
 
-    async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:
+    async def set_peers(self, peers: Mapping[bytes, bytes], *, seed: int | None = None) -> None:  # noqa: ARG002 - all are connected
         """Replace the members."""
         self.log.set_members(peers)
         self._meeting.set_members(peers)

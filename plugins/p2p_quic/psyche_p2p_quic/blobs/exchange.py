@@ -9,6 +9,9 @@ sender, who is asked last from then on. An offered blob is read when it is reque
 announced, so it is in memory only while it is sent. Only blobs in the store and offered blobs are served. How many
 offered blobs are read at the same time is limited here, for each peer and for all. Bytes a second are limited if the member wants
 that (`upload_limit`): what is in the store are results of rounds, which go first; what is offered are pieces of the model.
+
+Where not all members are connected, results come from neighbours that announced them (`results`) and wait for their turn when
+they are sent (`upload_turns`), and sources that are no neighbours are dialled (`visits`).
 """
 
 from __future__ import annotations
@@ -18,61 +21,34 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
+from typing import Any
 
 import anyio
 import anyio.to_thread
 
 from psyche_core.errors import BlobNotFound, BlobRejected, WireError
-from psyche_core.p2p.blob_store import BlobStore, sha256
+from psyche_core.p2p.blob_store import BlobStore
 from psyche_core.p2p.fetch_plan import Answer, FetchPlan, Outcome
 from psyche_core.p2p.offers import Offer, OfferBook
 from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.blobs.hedging import HedgedRequest, Hedging
+from psyche_p2p_quic.blobs.reading import read_body, read_head, verified
+from psyche_p2p_quic.blobs.results import Results, blame
 from psyche_p2p_quic.blobs.upload_limit import UploadLimit
-from psyche_p2p_quic.connections import session
+from psyche_p2p_quic.blobs.upload_turns import UploadTurns
+from psyche_p2p_quic.blobs.visits import Visits
 from psyche_p2p_quic.connections.mesh import Mesh
 from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.endpoint.links import LinkLost, Stream
 from psyche_p2p_quic.settings import QuicSettings
 
-READ_BYTES = 512 * 1024
-READ_SECONDS = 0.1
-"""A body is read in parts that take about this long, of at most READ_BYTES each. Every part costs a call into the library, and
-progress is noticed only between parts."""
-
 FIRST_BYTES = 64 * 1024
 """Bytes of a body that are sent together with the head."""
-
-FAST_PARTS = 2
-"""This many parts in a row must be fast before the next one is larger. Data that was already buffered arrives at once and shows
-little about the speed of the connection."""
-
-_RESERVE_AFTER_FRACTION = 1 / 8
-"""Memory for the whole body is reserved once this fraction of it has come. A head alone can claim any length."""
 
 SLOWEST_LINE = 16 * 1024
 """Bytes a second that the slowest accepted receiver takes from the library; home connections are faster."""
 
-_WORTH_WAITING_BYTES = 32 * 1024
-_MOST = 2**64 - 1
-
-
-@dataclass(slots=True)
-class _Parts:
-    """How much of a body is read at once: more after fast parts, less after a slow one, so that slow progress is noticed."""
-
-    size: int = _WORTH_WAITING_BYTES // 2
-    _fast: int = 0
-
-    def took(self, seconds: float) -> None:
-        """Note how long the last part took."""
-        if seconds > READ_SECONDS:
-            self._fast, self.size = 0, max(self.size // 2, _WORTH_WAITING_BYTES // 2)
-            return
-
-        self._fast += 1
-        if self._fast > FAST_PARTS:
-            self.size = min(2 * self.size, READ_BYTES)
+MOST_BYTES = 2**64 - 1
 
 
 @dataclass(slots=True)
@@ -101,6 +77,8 @@ class BlobExchange:
         self._readers = anyio.CapacityLimiter(settings.read_threads)
         self._mesh = mesh
         self._settings = settings
+        self.results: Results = Results(store, mesh, settings=settings)
+        self._turns = UploadTurns(seconds=settings.turn_seconds)
         self._transfers: dict[bytes, _Transfer] = {}
         self._tasks: set[asyncio.Task[bytes]] = set()
 
@@ -128,6 +106,10 @@ class BlobExchange:
     async def _answer(self, asker: Session, stream: Stream, request: BlobRequest) -> int:
         blob = self._store.get(request.blob_hash)
         offer = self._offers.get(request.blob_hash)
+        if blob is not None and self.results.active:
+            async with self._turns.turn(request.blob_hash, asker.peer, stream) as granted:
+                return await self._send(stream, blob if granted else None, most=request.max_bytes)
+
         if blob is not None or offer is None:
             return await self._send(stream, blob, most=request.max_bytes)
 
@@ -159,7 +141,7 @@ class BlobExchange:
             await self._uploads.wait_for(len(body[:first]))
         else:
             self._uploads.note_result(len(body))
-        with anyio.fail_after(self._settings.stall_seconds) as patience:
+        with anyio.CancelScope(deadline=self._now() + self._settings.stall_seconds) as patience:
             await stream.write(head.encode() + body[:first])
             for at in range(first, len(body), chunk):
                 part = body[at : at + chunk]
@@ -173,8 +155,10 @@ class BlobExchange:
             patience.deadline = self._now() + self._settings.stall_seconds + len(body) / SLOWEST_LINE
             await stream.finish()
             await stream.delivered()
+            return BLOB_HEAD_BYTES + len(body)
 
-        return BLOB_HEAD_BYTES + len(body)
+        message = "the peer took too little for too long"
+        raise TimeoutError(message)
 
     # ---------------------------------------------------------------------------------------------------- fetching
 
@@ -187,6 +171,21 @@ class BlobExchange:
 
         read = await self._read(offer)
         return None if read is None else bytes(read)
+
+    async def fetch_result(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float) -> bytes:
+        """Get a result: from those that announced it, and if that is in vain like any blob. Raises as `fetch` does."""
+        began = self._now()
+        if self.results.active:
+            blob = await self.results.fetch(blob_hash, sources=sources, max_bytes=max_bytes, timeout=timeout)
+            if blob is not None:
+                return blob
+
+        timeout = max(0.0, timeout - (self._now() - began))
+        return await self.fetch(blob_hash, sources=sources, max_bytes=max_bytes, timeout=timeout)
+
+    def expire(self) -> None:
+        """Forget what concerns results that are not kept any more."""
+        self._turns.expire(self._store)
 
     async def fetch(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float) -> bytes:
         """Get a blob that is not in the store. Raises BlobNotFound or BlobRejected."""
@@ -228,6 +227,7 @@ class BlobExchange:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.results.aclose()
 
     def _forget(self, task: asyncio.Task[bytes]) -> None:
         self._tasks.discard(task)
@@ -238,6 +238,8 @@ class BlobExchange:
         plan, requests, settings = transfer.plan, dict[asyncio.Task[bytes | Answer], HedgedRequest](), self._settings
         hedging = Hedging(settings.hedge_seconds, settings.hedge_bytes, settings.hedge_rest_seconds, settings.again_seconds)
         now = asyncio.get_running_loop().time
+        visits = Visits(self._mesh, plan, settings=settings)
+        visiting = None if self._mesh.guests.neighbours is None else asyncio.create_task(visits.run())
         try:
             while True:
                 changed = self._mesh.changed
@@ -246,7 +248,7 @@ class BlobExchange:
                 if wanted and (not full or leaves is not None):
                     mesh = self._mesh
                     peer = plan.begin(
-                        members=mesh.members, reachable=mesh.sessions, doubted=mesh.reputation.doubted, slow=mesh.relayed
+                        members=visits.askable(), reachable=mesh.sessions, doubted=mesh.reputation.doubted, slow=mesh.relayed
                     )
                     if peer is not None:
                         source, hedged = mesh.sessions[peer], HedgedRequest(peer, now(), now())
@@ -256,11 +258,11 @@ class BlobExchange:
                         requests[asyncio.create_task(self._ask(source, blob_hash, transfer.max_bytes, hedged))] = hedged
                         continue
 
-                    open_still = plan.outcome(mesh.members) is Outcome.OPEN  # a source is slow, or a member is not reachable
+                    open_still = plan.outcome(visits.askable()) is Outcome.OPEN  # a source is slow, or a member is not reachable
                     if open_still and hedging.again_due(now()) and plan.ask_again():
                         continue
 
-                plan.raise_if_over(blob_hash, self._mesh.members)
+                plan.raise_if_over(blob_hash, visits.askable())
                 for task in await self._first_done(set(requests), changed):
                     answer = task.result()
                     if isinstance(answer, bytes):
@@ -271,9 +273,10 @@ class BlobExchange:
                 if given_up is not None:
                     await self._release(requests, given_up, plan)
         finally:
-            for task in requests:
+            ending: list[asyncio.Task[Any]] = [*requests] if visiting is None else [*requests, visiting]
+            for task in ending:
                 task.cancel()
-            await asyncio.gather(*requests, return_exceptions=True)
+            await asyncio.gather(*ending, return_exceptions=True)
 
     async def _release(
         self, requests: dict[asyncio.Task[bytes | Answer], HedgedRequest], hedged: HedgedRequest, plan: FetchPlan
@@ -307,7 +310,11 @@ class BlobExchange:
 
             complete = False
             try:
-                answer = await self._read_answer(source, stream, BlobRequest(blob_hash, min(max_bytes, _MOST)), hedged)
+                request = BlobRequest(blob_hash, min(max_bytes, MOST_BYTES))
+                stall, count = self._settings.stall_seconds, source.note_received
+                answer: BytesIO | BlobHead | Answer = await read_head(stream, request, seconds=stall, count=count)
+                if isinstance(answer, BlobHead):
+                    answer = await read_body(stream, answer.length, seconds=stall, progress=hedged, count=count)
                 complete = not isinstance(answer, Answer) or answer is Answer.ABSENT
             except (LinkLost, WireError, TimeoutError):
                 return Answer.LOST
@@ -315,68 +322,15 @@ class BlobExchange:
                 if not complete:
                     await stream.abandon()
 
-        if isinstance(answer, Answer):
+        if not isinstance(answer, BytesIO):
             return answer
 
-        blob = await _verified(answer, blob_hash)
+        blob = await verified(answer, blob_hash)
         if blob is None:
-            self._blame(source)
+            blame(self._mesh, source)
             return Answer.FALSE
 
         return blob
 
-    async def _read_answer(
-        self, source: Session, stream: Stream, request: BlobRequest, hedged: HedgedRequest
-    ) -> BytesIO | Answer:
-        with anyio.fail_after(self._settings.stall_seconds) as patience:
-            await stream.write(request.encode())
-            await stream.finish()
-            head = BlobHead.decode(await stream.read_exactly(BLOB_HEAD_BYTES))
-            source.note_received(BLOB_HEAD_BYTES)
-            if not head.found:
-                return Answer.ABSENT
-
-            if head.length > request.max_bytes:
-                return Answer.TOO_LARGE
-
-            hedged.size = head.length
-            body = BytesIO()  # getvalue() needs no further copy
-            roomy = False
-            parts, began = _Parts(), self._go_on(patience)
-            while hedged.received < head.length:
-                part = min(head.length - hedged.received, parts.size)
-                chunk = await (stream.read_exactly(part) if part >= _WORTH_WAITING_BYTES else stream.read(part))
-                began, before = self._go_on(patience), began
-                parts.took(began - before)
-                if not chunk:
-                    return Answer.LOST
-
-                if not roomy and hedged.received + len(chunk) >= _RESERVE_AFTER_FRACTION * head.length:
-                    roomy = True  # reserve the rest now, because growing step by step would copy the data several times
-                    body.seek(head.length - 1)
-                    body.write(b"\0")
-                    body.seek(hedged.received)
-                body.write(chunk)
-                hedged.received += len(chunk)
-                source.note_received(len(chunk))
-
-            return body
-
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-    def _go_on(self, patience: anyio.CancelScope) -> float:
-        """Move the deadline after progress. Return the present time. One scope for all reads is cheaper than one for each."""
-        now = self._now()
-        patience.deadline = now + self._settings.stall_seconds
-        return now
-
-    def _blame(self, source: Session) -> None:
-        if self._mesh.reputation.served_false(source.peer, now=asyncio.get_running_loop().time()):
-            source.close(session.BROKE_RULES, "you served blobs that do not match their hashes")
-
-
-async def _verified(body: BytesIO, blob_hash: bytes) -> bytes | None:
-    """Return the body as a blob, None when its hash does not match."""
-    blob = body.getvalue()
-    return blob if await sha256(blob) == blob_hash else None

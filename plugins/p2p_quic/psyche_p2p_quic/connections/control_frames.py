@@ -14,15 +14,15 @@ from psyche_core.p2p.message_log import PREFIX_BYTES
 from psyche_core.wire import codec
 from psyche_p2p_quic.addresses.peer_address import INSTANCE_BYTES
 
-VERSION = 2
+VERSION = 3
 MAX_HELLO_BYTES = 512
 MAX_INVENTORY = 8192
 """Most message ids in one Inventory."""
 
 MAX_IDS = 512
-"""Most message ids in one IHave or IWant."""
+"""Most ids in one IHave, IWant or Have."""
 
-_HELLO, _MESSAGE, _INVENTORY, _PING, _PONG, _IHAVE, _IWANT = range(7)
+_HELLO, _MESSAGE, _INVENTORY, _PING, _PONG, _IHAVE, _IWANT, _HAVE = range(8)
 _MAX_NUMBER = 2**63
 
 
@@ -67,6 +67,13 @@ class IWant:
 
 
 @dataclass(frozen=True, slots=True)
+class Have:
+    """First bytes of the hashes of results that the sender has."""
+
+    prefixes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """A heartbeat. digest: over the sender's live messages, None when it has none."""
 
@@ -81,7 +88,7 @@ class Pong:
     number: int
 
 
-Frame = Hello | Message | Inventory | Ping | Pong | IHave | IWant
+Frame = Hello | Message | Inventory | Ping | Pong | IHave | IWant | Have
 
 
 def encode(frame: Frame) -> bytes:
@@ -101,6 +108,8 @@ def encode(frame: Frame) -> bytes:
             return codec.encode([_IHAVE, b"".join(prefixes)])
         case IWant(prefixes):
             return codec.encode([_IWANT, b"".join(prefixes)])
+        case Have(prefixes):
+            return codec.encode([_HAVE, b"".join(prefixes)])
 
 
 def decode(data: bytes, *, max_bytes: int) -> Frame:
@@ -128,6 +137,8 @@ def decode(data: bytes, *, max_bytes: int) -> Frame:
             return IHave(_split(ids))
         case [6, bytes() as ids] if _lists(ids, MAX_IDS):
             return IWant(_split(ids))
+        case [7, bytes() as ids] if _lists(ids, MAX_IDS):
+            return Have(_split(ids))
         case _:
             message = "a control frame has an unknown kind, or fields of the wrong type or size"
             raise WireError(message)

@@ -12,12 +12,13 @@ get which ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from psyche_core.errors import TransportError, WireError
 from psyche_core.p2p.message_log import PREFIX_BYTES, LogEntry, MessageLog, Verdict
 from psyche_p2p_quic.connections import control_frames
-from psyche_p2p_quic.connections.control_frames import Hello, IHave, Inventory, IWant, Message, Ping, Pong
+from psyche_p2p_quic.connections.control_frames import Have, Hello, IHave, Inventory, IWant, Message, Ping, Pong
 from psyche_p2p_quic.settings import QuicSettings
 
 _GIVEN_BYTES = 4 * 2**20
@@ -37,13 +38,24 @@ class PeerSilent(TransportError):
     """A peer sent nothing for too long."""
 
 
-class ControlProtocol:
-    """The state of one connection. peer: its p2p key. log: shared by all connections of the endpoint."""
+class HeldBlobs(Protocol):
+    """What both sides have; names are the first PREFIX_BYTES of hashes."""
 
-    def __init__(self, peer: bytes, log: MessageLog, *, settings: QuicSettings) -> None:
+    def held(self) -> Sequence[bytes]:
+        """Return what to tell a new peer that we have."""
+
+    def heard(self, peer: bytes, prefixes: Sequence[bytes]) -> None:
+        """Note what a peer says that it has."""
+
+
+class ControlProtocol:
+    """The state of one connection. peer: its p2p key. log, blobs: shared by all connections of the endpoint."""
+
+    def __init__(self, peer: bytes, log: MessageLog, *, settings: QuicSettings, blobs: HeldBlobs | None = None) -> None:
         self.peer = peer
         self._log = log
         self._settings = settings
+        self._blobs = blobs
         self._known: set[bytes] = set()
         self._generation = log.generation
         self._silent_beats = 0
@@ -54,8 +66,12 @@ class ControlProtocol:
         self._want_credit = _WANTS_KEPT
         self._asked_bytes = 0
 
+    def greeting(self) -> list[bytes]:
+        """Return the frames to send first: those of `opening`, and which results we have."""
+        return [*self.opening(), *self.announce_blobs([] if self._blobs is None else self._blobs.held())]
+
     def opening(self) -> list[bytes]:
-        """Return the frames to send first: the ids of the messages we have, so that the peer sends the others."""
+        """Return frames with the ids of the messages we have, so that the peer sends the others."""
         return [control_frames.encode(Inventory(tuple(self._log.prefixes(control_frames.MAX_INVENTORY))))]
 
     def announce(self, entry: LogEntry) -> list[bytes]:
@@ -73,6 +89,11 @@ class ControlProtocol:
         most = control_frames.MAX_IDS
         return [control_frames.encode(IHave(tuple(prefixes[at : at + most]))) for at in range(0, len(prefixes), most)]
 
+    def announce_blobs(self, prefixes: Sequence[bytes]) -> list[bytes]:
+        """Return frames that tell the peer that we have these results."""
+        most = control_frames.MAX_IDS
+        return [control_frames.encode(Have(tuple(prefixes[at : at + most]))) for at in range(0, len(prefixes), most)]
+
     def note_received(self) -> None:
         """Note that bytes arrived from the peer."""
         self._received = True
@@ -89,6 +110,10 @@ class ControlProtocol:
                 return self._want(prefixes)
             case IWant(prefixes):
                 return self._answer(prefixes)
+            case Have(prefixes):
+                if self._blobs is not None:
+                    self._blobs.heard(self.peer, prefixes)
+                return []
             case Ping(number, digest):
                 return [control_frames.encode(Pong(number)), *self._compare(digest)]
             case Pong():

@@ -1,11 +1,13 @@
-"""Connections to all members: which side dials, which peers are accepted, and which of two connections stays.
+"""Connections to members: which side dials, which peers are accepted, and which of two connections stays.
 
 Published addresses are dialled only if `dial_ranges` permits it and as often as `dial_budget` permits it; a published relay is
 used only if it is one of ours. Each pair has one connection. The peer with the smaller key dials at once, the other after a
 delay, so that two dials rarely cross; if they do, the connection dialled by the smaller key stays, and both sides decide this in
 the same way. A restarted peer (another instance in its hello or address) replaces its old connection at once. A peer that is not
-a member is disconnected as soon as it has proved its key, and so is a peer that connects again and again. `session` decides what
-is sent on a connection.
+a member is disconnected as soon as it has proved its key, and so is a peer that connects again and again.
+
+Where a run has too many members for connections between all, only neighbours are dialled; the addresses of the others are known,
+and dialled when a transfer needs them. `guests` decides who may stay. `session` decides what is sent on a connection.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import anyio
 from anyio.abc import TaskGroup
@@ -24,16 +27,17 @@ from anyio.abc import TaskGroup
 from psyche_core.errors import TransportError, WireError
 from psyche_core.rate_limit import TokenBucket
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
-from psyche_core.text_safety import printable
-from psyche_core.wire.frames import FrameDecoder, frame
-from psyche_p2p_quic.addresses.peer_address import PeerAddress
-from psyche_p2p_quic.connections import control_frames, session
+from psyche_core.wire.frames import FrameDecoder
+from psyche_p2p_quic.connections import session
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.dial_budget import DialBudget
-from psyche_p2p_quic.connections.dial_ranges import may_dial
+from psyche_p2p_quic.connections.guests import Guests
+from psyche_p2p_quic.connections.hello import hello_frame, read_hello
 from psyche_p2p_quic.connections.per_peer import Remembered
+from psyche_p2p_quic.connections.published import PublishedAddresses
 from psyche_p2p_quic.connections.reputation import Reputation
 from psyche_p2p_quic.connections.session import Session
+from psyche_p2p_quic.connections.which_stays import another_life, newer_stays
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.endpoint.links import Arrival, Link, LinkLost, Stream
 from psyche_p2p_quic.settings import QuicSettings
@@ -56,14 +60,19 @@ Arguments: link, control stream, decoder, whether we dialled, the peer's instanc
 
 @dataclass(frozen=True, slots=True)
 class _Member:
+    """sought: whether we keep a connection to it."""
+
     address: bytes
+    sought: bool
     scope: anyio.CancelScope
 
 
 class Mesh:
     """All connections to members.
 
-    endpoint: bound. own: our key. hello: our first frame. furnish: makes sessions. tasks: runs all of the mesh's tasks.
+    sessions: by peer. changed: set and replaced when a session begins or ends, or the members change. guests: who may stay.
+    gone: is told of a peer whose connection has ended without another one. endpoint: bound. own: our key. hello: our first frame.
+    furnish: makes sessions. tasks: runs all of the mesh's tasks.
     """
 
     def __init__(
@@ -78,11 +87,18 @@ class Mesh:
         self._furnish = furnish
         self._settings = settings
         self._tasks = tasks
+        self.gone: Callable[[bytes], object] = bytes
+        self.guests: Guests = Guests(
+            most=settings.guests,
+            most_visits=settings.visits,
+            turn_seconds=settings.guest_turn_seconds,
+            idle_seconds=settings.guest_idle_seconds,
+        )
         self._dials = DialBudget(per_peer=settings.dials_per_peer, per_host=settings.dials_per_host)
         self._members: dict[bytes, _Member] = {}
         self._arriving: Counter[bytes] = Counter()
         self._offences = Remembered(RepeatedProblem)
-        self._undialable = Remembered(RepeatedProblem)
+        self._published = PublishedAddresses(endpoint)
         self._hasty = Remembered(RepeatedProblem)
         per_second, burst = settings.sessions_per_minute / 60, settings.session_burst
         self._entries = Remembered(lambda: TokenBucket(per_second, burst=burst))
@@ -108,9 +124,13 @@ class Mesh:
         """The keys of the current members, without ours."""
         return tuple(self._members)
 
-    def set_members(self, addresses: Mapping[bytes, bytes]) -> None:
-        """Replace the members: dial new ones, disconnect removed ones, and dial those with a new address again."""
+    def set_members(self, addresses: Mapping[bytes, bytes], *, neighbours: Collection[bytes] | None = None) -> None:
+        """Replace the members: dial new ones, disconnect removed ones, and dial those with a new address again.
+
+        neighbours: those of them to keep connections with; None for all.
+        """
         wanted = {peer: address for peer, address in addresses.items() if peer != self._own}
+        self.guests.neighbours = None if neighbours is None else frozenset(neighbours)
         for peer in [peer for peer, member in self._members.items() if wanted.get(peer) != member.address]:
             old = self._members.pop(peer)
             old.scope.cancel()
@@ -119,17 +139,57 @@ class Mesh:
 
             if peer not in wanted:
                 self.sessions[peer].close(session.NOT_A_MEMBER, "you are not a member of this epoch")
-            elif old.address and wanted[peer] and _another_life(self.sessions[peer], wanted[peer]):
+            elif old.address and wanted[peer] and another_life(self.sessions[peer].instance, wanted[peer]):
                 # the library refuses the new connection while the old one is open
                 self.sessions[peer].close(session.SUPERSEDED, "your address has changed; connect again")
 
         for peer, address in wanted.items():
-            if peer not in self._members:
-                self._members[peer] = _Member(address, anyio.CancelScope())
-                self._tasks.start_soon(self._keep, peer, self._members[peer])
+            self._seek(peer, address)
 
         self.reputation.keep_only(frozenset(wanted))
         self._notify()
+
+    def _seek(self, peer: bytes, address: bytes) -> None:
+        """Keep a connection to a member from now on, or not any more, as `guests` says."""
+        sought, known = self.guests.seeks(peer), self._members.get(peer)
+        if known is not None and known.sought == sought:
+            return
+
+        if known is not None:
+            known.scope.cancel()
+        self._members[peer] = _Member(address, sought, anyio.CancelScope())
+        if sought:
+            self._tasks.start_soon(self._keep, peer, self._members[peer])
+
+    @asynccontextmanager
+    async def reach(self, peer: bytes) -> AsyncIterator[None]:
+        """Dial a member that is no neighbour while this is entered. Its session may come at any time, or never.
+
+        The connection ends when nothing has been transferred on it for a while. Nothing happens if we visit too many already.
+        """
+        known = self._members.get(peer)
+        near = self.guests.neighbours is None or peer in self.guests.neighbours
+        if known is None or near or not self.guests.begin_visit(peer):
+            yield
+            return
+
+        self._seek(peer, known.address)
+        try:
+            yield
+        finally:
+            self.guests.end_visit(peer)
+            known = self._members.get(peer)
+            if known is not None:
+                self._seek(peer, known.address)
+
+    async def hang_up(self) -> None:
+        """End the connections of guests when nothing is transferred any more."""
+        while True:
+            await anyio.sleep(self._settings.guest_idle_seconds / 4)
+            if self.guests.neighbours is not None:
+                transfers = {peer: (made.busy, made.transfers) for peer, made in self.sessions.items()}
+                for peer in self.guests.idle(transfers, _now()):
+                    self.sessions[peer].close(session.NO_NEIGHBOUR, "nothing is transferred, and we are no neighbours")
 
     def start_over(self, hello: Hello) -> None:
         """Continue like a restarted member after our endpoint was bound elsewhere and all links ended: others accept that at
@@ -163,8 +223,8 @@ class Mesh:
     async def _keep(self, peer: bytes, member: _Member) -> None:
         """Keep a connection to a member for as long as it is a member."""
         with member.scope:
-            published = self._published(peer, member.address)
-            pause = 0.0 if self._own < peer else self._settings.dial_grace_seconds
+            published = self._published.read(peer, member.address)
+            pause = 0.0 if self._own < peer or self.guests.visits(peer) else self._settings.dial_grace_seconds
             idle = 0
             while True:
                 refused, hasty = self.reputation.refused_for(peer, now=_now()), self._entries.of(peer).wait(_now())
@@ -179,10 +239,10 @@ class Mesh:
 
                 wait = 0.0
                 if published is not None and not self._arriving[peer]:
-                    dialable, relay = self._dialable(published)
+                    dialable, relay = self._published.dialable(published)
                     idle = idle + 1 if published.sockets and not dialable and relay is None else 0
                     if idle == _IDLE_PASSES:
-                        self._tell_undialable(peer, published)
+                        self._published.tell_undialable(peer, published)
                     allowed, wait = self._dials.take(peer, dialable, now=_now()) if dialable else ([], 0.0)
                     if not allowed and (relay is not None or self._endpoint.discovery):
                         due = self._dials.is_quiet(peer, now=_now())
@@ -198,37 +258,6 @@ class Mesh:
                     logger.debug("peer %s is not dialled for %.0f s: its addresses were tried too often", peer[:4].hex(), wait)
                     await self._until_connected(peer, wait)
 
-    def _published(self, peer: bytes, address: bytes) -> PeerAddress | None:
-        if not address:
-            return None
-
-        try:
-            published = PeerAddress.decode(address)
-        except WireError as error:
-            if self._undialable.of(peer).failed():
-                logger.warning("peer %s cannot be dialled: %s", peer[:4].hex(), error)
-            return None
-
-        return published
-
-    def _tell_undialable(self, peer: bytes, published: PeerAddress) -> None:
-        if not self._undialable.of(peer).failed():
-            return
-
-        message = "peer %s is not dialled: it published only addresses of private networks that we are not in, or of nobody"
-        if published.relay is None:
-            logger.warning(message, peer[:4].hex())
-        else:
-            message += ", and its relay %s is none of ours; with --iroh-relay we use the relays that it names, and no others"
-            logger.warning(message, peer[:4].hex(), printable(published.relay))
-
-    def _dialable(self, published: PeerAddress) -> tuple[list[str], str | None]:
-        """Return the addresses that may be dialled, and the relay if it is one of ours."""
-        own = self._endpoint.own_ips
-        kept = replace(published, sockets=tuple(pair for pair in published.sockets if may_dial(pair[0], own)))
-        relay = published.relay if published.relay in self._endpoint.relays else None
-        return list(dict.fromkeys(kept.dialable())), relay
-
     async def _until_connected(self, peer: bytes, timeout: float) -> None:
         with anyio.move_on_after(timeout):
             while peer not in self.sessions:
@@ -242,7 +271,7 @@ class Mesh:
                 link = await self._endpoint.dial(peer, dialable, relay=relay)
                 self._proved(link)
                 stream = await link.open()
-                await stream.write(self._hello_frame())
+                await stream.write(hello_frame(self._hello))
                 await stream.prefer()
                 made = await self._greeted(link, stream, dialled=True)
             self._entries.of(peer).take(_now())
@@ -290,6 +319,11 @@ class Mesh:
             link.close(session.BROKE_RULES, "you have too many connections")
             return
 
+        admitted, leaves = self.guests.admit(peer, tuple(self._arriving), _now())
+        if not admitted:
+            link.close(session.NO_NEIGHBOUR, "we are no neighbours, and all places for others are taken")
+            return
+
         entries = self._entries.of(peer)
         if entries.wait(_now()) > 0:
             link.close(session.BROKE_RULES, "you connect too often; try again in a minute")
@@ -298,13 +332,15 @@ class Mesh:
             return
 
         entries.take(_now())
+        if leaves is not None:
+            self.sessions[leaves].close(session.NO_NEIGHBOUR, "we are no neighbours, and others need your place")
         self._proved(link)
         settled = False
         self._arriving[peer] += 1
         try:
             stream = await link.accept()
             made = await self._greeted(link, stream, dialled=False)
-            await stream.write(self._hello_frame())
+            await stream.write(hello_frame(self._hello))
             await stream.prefer()
             settled = peer in self._members and self._settle(made)
         except WireError as error:
@@ -322,26 +358,9 @@ class Mesh:
         for address in link.addresses:
             self._dials.proved(link.peer, address, now=_now())
 
-    def _hello_frame(self) -> bytes:
-        return frame(control_frames.encode(self._hello), limit=control_frames.MAX_HELLO_BYTES)
-
     async def _greeted(self, link: Link, stream: Stream, *, dialled: bool) -> Session:
         """Read the peer's hello. Raises WireError when it is not a hello of our run."""
-        decoder = FrameDecoder(limit=control_frames.MAX_HELLO_BYTES)
-        while (data := decoder.next()) is None:
-            received = await stream.read(control_frames.MAX_HELLO_BYTES)
-            if not received:
-                message = "the control stream ended before the hello"
-                raise LinkLost(message)
-
-            decoder.feed(received)
-
-        hello = control_frames.decode(data, max_bytes=control_frames.MAX_HELLO_BYTES)
-        if not isinstance(hello, Hello) or hello.run_id != self._hello.run_id:
-            message = f"expected a hello of the run {self._hello.run_id!r}"
-            raise WireError(message)
-
-        decoder.limit = self._settings.frame_bytes
+        hello, decoder = await read_hello(stream, run_id=self._hello.run_id, frame_bytes=self._settings.frame_bytes)
         return self._furnish(link, stream, decoder, dialled, hello.instance)
 
     def _settle(self, made: Session) -> bool:
@@ -368,30 +387,13 @@ class Mesh:
             self._dials.ended(made.peer, now=_now())
             if self.sessions.get(made.peer) is made:
                 del self.sessions[made.peer]
+                self.gone(made.peer)
             self._notify()
 
     def _notify(self) -> None:
+        self.guests.present(self.sessions, _now())
         self.changed.set()
         self.changed = anyio.Event()
-
-
-def newer_stays(own: bytes, peer: bytes, *, old_dialled: bool, new_dialled: bool) -> bool:
-    """Return whether the newer of two connections between the same two endpoints stays; both ends decide this in the same way.
-
-    `*_dialled`: whether we dialled it. After crossing dials, the one dialled by the smaller key stays. If the same side dialled
-    both, it did so because it had lost the older one.
-    """
-    return old_dialled == new_dialled or new_dialled == (own < peer)
-
-
-def _another_life(known: Session, address: bytes) -> bool:
-    """Return whether a member's new address has another instance than the one we are connected with."""
-    try:
-        published = PeerAddress.decode(address)
-    except WireError:
-        return True
-
-    return not published.instance or published.instance != known.instance
 
 
 def _now() -> float:

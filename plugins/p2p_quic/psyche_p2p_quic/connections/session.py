@@ -32,7 +32,7 @@ LARGE_BYTES, LARGE_COUNTS = 64 * 1024, 0.1
 more.
 """
 
-CLOSED, NOT_A_MEMBER, BROKE_RULES, SUPERSEDED, SILENT, NOT_READING = range(6)
+CLOSED, NOT_A_MEMBER, BROKE_RULES, SUPERSEDED, SILENT, NOT_READING, NO_NEIGHBOUR = range(7)
 """Codes with which a connection is closed."""
 
 
@@ -58,7 +58,7 @@ class Session:
     link, stream: a connection and its control stream, both after the hello. decoder: has what was read after the hello. requests:
     how fast the peer's blob requests are taken; all its connections share it. dialled: whether we dialled. instance: the peer's.
     `ended` is set when the session is over. `peer_left` then says whether the peer closed it itself; if so, dialling it at once
-    would be useless. sent, received: bytes of frames and blobs.
+    would be useless. sent, received: bytes of frames and blobs. transfers: blob requests so far, of both sides.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Session:
         self.ended: anyio.Event = anyio.Event()
         self.sent: int = 0
         self.received: int = 0
+        self.transfers: int = 0
         self.peer_left: bool = False
         self.conversation = conversation
         self.asking: anyio.Semaphore = anyio.Semaphore(settings.streams_asked)
@@ -117,7 +118,7 @@ class Session:
         if not self._closing.is_set():
             self._closing.set()
             self._queue.clear()  # at once, not only when the last task has ended
-            self.peer_left = self._link.peer_code == CLOSED
+            self.peer_left = self._link.peer_code in (CLOSED, NO_NEIGHBOUR)
             self._link.close(code, reason)
 
     @property
@@ -125,13 +126,19 @@ class Session:
         """The present path of the connection's packets."""
         return self._link.path
 
+    @property
+    def busy(self) -> bool:
+        """Whether a blob is being sent, received or waited for."""
+        return self._served > 0 or self.asking.value < self._settings.streams_asked
+
     async def open(self) -> Stream:
         """Open a stream for a blob request."""
+        self.transfers += 1
         return await self._link.open()
 
     async def run(self) -> None:
         """Run until either side ends it. Raises nothing but cancellation."""
-        self.send(self.conversation.opening())
+        self.send(self.conversation.greeting())
         try:
             async with anyio.create_task_group() as tasks:
                 for part in (self._read, self._write, self._beat, self._refuse_one_way):
@@ -221,6 +228,7 @@ class Session:
                 raise WireError(message)
 
             self._served += 1
+            self.transfers += 1
             tasks.start_soon(self._serve, stream, tasks)
             wait = self._requests.take(asyncio.get_running_loop().time())
             if wait > 0:

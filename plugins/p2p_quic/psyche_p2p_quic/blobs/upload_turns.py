@@ -1,0 +1,84 @@
+"""Lets requests for results wait until it is their turn, where results reach members in several hops.
+
+`psyche_core.p2p.uploads` says why few results are sent at once, and which is next. A turn ends when the result is sent, when the
+request is withdrawn, or after some time: a peer that takes a result slowly keeps getting it, but holds up nobody else for longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Container
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+
+from psyche_core.errors import TransportError
+from psyche_core.p2p.uploads import UploadQueue
+from psyche_p2p_quic.endpoint.links import LinkLost, Stream
+
+
+class UploadTurns:
+    """The queue of one member. seconds: after which a turn ends for others."""
+
+    def __init__(self, *, seconds: float) -> None:
+        self._queue = UploadQueue()
+        self._seconds = seconds
+        self._begun: dict[tuple[bytes, bytes], anyio.Event] = {}
+        self._names: set[bytes] = set()
+
+    @asynccontextmanager
+    async def turn(self, name: bytes, peer: bytes, stream: Stream) -> AsyncIterator[bool]:
+        """Wait for the turn of a request. False if the peer has too many requests here, or has asked for this already.
+
+        name: hash of the result. stream: its answer. Raises LinkLost if the peer withdraws the request.
+        """
+        if not self._queue.add(name, peer):
+            yield False
+            return
+
+        self._names.add(name)
+        begun = self._begun[name, peer] = anyio.Event()
+        complete, timer = False, None
+        try:
+            self._begin()
+            if not begun.is_set():
+                await _event_or_end(begun, stream)
+            timer = asyncio.get_running_loop().call_later(self._seconds, self._end, name, peer, True)
+            yield True
+            complete = True
+        finally:
+            if timer is not None:
+                timer.cancel()
+            del self._begun[name, peer]
+            self._end(name, peer, complete)
+
+    def expire(self, kept: Container[bytes]) -> None:
+        """Forget how often results were sent that are not kept any more. kept: hashes."""
+        for name in [name for name in self._names if name not in kept]:
+            self._queue.forget_result(name)
+            self._names.discard(name)
+
+    def _begin(self) -> None:
+        while (request := self._queue.begin()) is not None:
+            self._begun[request].set()
+
+    def _end(self, name: bytes, peer: bytes, complete: bool) -> None:
+        self._queue.end(name, peer, complete=complete)
+        self._begin()
+
+
+async def _event_or_end(event: anyio.Event, stream: Stream) -> None:
+    """Wait for an event. Raises LinkLost if the peer stops reading the stream before."""
+
+    async def watch() -> None:
+        with suppress(TransportError):  # the connection has ended
+            await stream.delivered()
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        await event.wait()
+        tasks.cancel_scope.cancel()
+    if not event.is_set():
+        message = "the peer has withdrawn its request"
+        raise LinkLost(message)

@@ -1,0 +1,213 @@
+"""Members that are connected with their neighbours only: degree, messages, guests, and members that leave. Real endpoints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from plugins.p2p_quic.tests.overlay_members import DEGREE, NO_BEATS, SETTINGS, graph, joined, members_of, mesh_of, name_each_other
+from plugins.p2p_quic.tests.rogue import framed
+from psyche_core.testing.transport import received, until
+from psyche_core.wire.signing import SecretKey
+from psyche_p2p_quic.addresses.peer_address import PeerAddress
+from psyche_p2p_quic.connections.control_frames import Hello
+from psyche_p2p_quic.connections.guests import Guests
+from psyche_p2p_quic.endpoint.endpoint import Endpoint
+from psyche_p2p_quic.endpoint.links import LinkLost
+from psyche_p2p_quic.transport import QuicTransport
+
+pytestmark = pytest.mark.quic
+
+
+async def test_every_message_reaches_everybody_though_nobody_has_more_neighbours_than_allowed() -> None:
+    async with members_of(10, settings=NO_BEATS) as members:
+        for member in members:
+            for number in range(3):
+                await member.broadcast(member.peer_id + b"%d" % number, tag=1)
+        sent = {member.peer_id + b"%d" % number for member in members for number in range(3)}
+        for member in members:
+            came = Counter(incoming.message for incoming in await received(member, 27))
+            assert set(came) == {message for message in sent if message[:32] != member.peer_id}
+            assert set(came.values()) == {1}
+        assert max(len(member.stats.peers) for member in members) <= DEGREE
+        assert any(set(member.stats.peers) < {other.peer_id for other in members} - {member.peer_id} for member in members)
+
+
+async def test_messages_go_on_at_once_without_ids_and_comparisons() -> None:
+    """With both switched off, a message that is not passed on at once never arrives beyond its author's neighbours."""
+    async with members_of(10, settings=replace(NO_BEATS, gossip_seconds=3600.0)) as members:
+        author = members[0]
+        await author.broadcast(author.peer_id + b"at once", tag=1)
+        overlay = graph(members)
+        assert any((overlay.hops(author.peer_id, member.peer_id) or 0) > 1 for member in members)
+        for member in members[1:]:
+            assert [incoming.message for incoming in await received(member, 1)] == [author.peer_id + b"at once"]
+
+
+async def test_without_a_seed_all_are_connected() -> None:
+    async with members_of(7) as members:
+        await name_each_other(members, seed=None)
+        await until(lambda: all(len(member.stats.peers) == 6 for member in members))
+        assert all(member.stats.neighbours is None for member in members)
+
+
+async def test_who_stays_is_connected_after_others_have_left() -> None:
+    async with members_of(10, settings=NO_BEATS) as members:
+        gone, stay = members[:3], members[3:]
+        for member in gone:
+            await member.aclose()
+        await name_each_other(stay)
+        await joined(stay, graph(stay))
+        await stay[0].broadcast(stay[0].peer_id + b"still", tag=1)
+        for member in stay[1:]:
+            assert [incoming.message for incoming in await received(member, 1)] == [stay[0].peer_id + b"still"]
+
+
+async def test_another_seed_gives_other_neighbours_and_the_old_ones_are_let_go() -> None:
+    async with members_of(10) as members:
+        before = {member.peer_id: set(member.stats.peers) for member in members}
+        await name_each_other(members, seed=8)
+        await joined(members, graph(members, seed=8))
+        assert any(before[member.peer_id] != set(member.stats.peers) for member in members)
+
+
+async def test_members_that_are_no_neighbours_are_let_in_up_to_a_number() -> None:
+    """Real endpoints with members' keys, which dial though the graph does not say so."""
+    keys = [SecretKey.generate() for _ in range(20)]
+    settings = replace(SETTINGS, guest_idle_seconds=3600.0, silent_beats=10_000)
+    async with members_of(6, settings=settings, others=[key.public for key in keys]) as members:
+        victim = members[0]
+        near = set(graph(members, others=[key.public for key in keys]).neighbours(victim.peer_id))
+        far = [key for key in keys if key.public not in near]
+        neighbour = next((key for key in keys if key.public in near), None)
+        endpoints, refusals, streams = [], [], []
+        try:
+            for key in [*far[:6], *([] if neighbour is None else [neighbour])]:
+                endpoints.append(await Endpoint.bind(key.seed, interface="127.0.0.1", port=0))
+                link = await endpoints[-1].dial(victim.peer_id, PeerAddress.decode(victim.address).dialable())
+                try:
+                    stream = await link.open()
+                    await stream.write(framed(Hello("run", b"instance")))
+                    assert await stream.read(1000)
+                    streams.append((link, stream))
+                except (LinkLost, AssertionError):
+                    refusals.append((key.public, link.close_reason))
+        finally:
+            here = set(victim.stats.peers)
+            for endpoint in endpoints:
+                await endpoint.aclose(timeout=1)
+        assert [key for key, _ in refusals] == [key.public for key in far[2:6]], "a neighbour is let in always"
+        assert all("no neighbours" in reason for _, reason in refusals)
+        assert {key.public for key in far[:2]} <= here
+        assert len(here) <= DEGREE + settings.guests
+
+
+async def test_a_blob_of_a_named_member_that_is_no_neighbour_comes_and_the_connection_ends() -> None:
+    async with members_of(10) as members:
+        overlay = graph(members)
+        asker = members[0]
+        source = next(other for other in members[1:] if other.peer_id not in overlay.neighbours(asker.peer_id))
+        blob_hash = await source.publish(b"a part of a share", tag=1)
+        seen: set[bytes] = set()
+
+        async def watch() -> None:
+            while True:
+                await mesh_of(asker).changed.wait()
+                seen.update(asker.stats.peers)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            await anyio.lowlevel.checkpoint()
+            blob = await asker.fetch(blob_hash, sources=[source.peer_id], max_bytes=100, timeout=60, tag=1, keep=False)
+            assert blob == b"a part of a share"
+            tasks.cancel_scope.cancel()
+        assert source.peer_id in seen, "nobody else had it"
+        await joined(members, overlay)
+
+
+async def test_the_next_source_is_visited_if_the_first_has_not_got_it() -> None:
+    settings = replace(SETTINGS, guest_idle_seconds=3600.0, visit_seconds=0.5)
+    async with members_of(10, settings=settings) as members:
+        overlay = graph(members)
+        asker = members[0]
+        far = [other for other in members[1:] if other.peer_id not in overlay.neighbours(asker.peer_id)]
+        blob_hash = await far[1].publish(b"piece", tag=1)
+        sources = [far[0].peer_id, far[1].peer_id]
+        assert await asker.fetch(blob_hash, sources=sources, max_bytes=100, timeout=60, tag=1, keep=False) == b"piece"
+
+
+# ------------------------------------------------------------------------------------------------------- guests, pure
+NEAR, ONE, TWO, THREE = (bytes((number,)) * 32 for number in range(4))
+
+
+def guests_of(most: int = 2) -> Guests:
+    """Guests of a member with one neighbour."""
+    guests = Guests(most=most, most_visits=1, turn_seconds=10.0, idle_seconds=5.0)
+    guests.neighbours = frozenset({NEAR})
+    return guests
+
+
+def test_the_guest_that_has_been_here_longest_makes_room_after_its_turn() -> None:
+    guests = guests_of()
+    guests.present([ONE], 0.0)
+    guests.present([NEAR, ONE, TWO], 4.0)
+    assert guests.admit(NEAR, (), 5.0) == (True, None)
+    assert guests.admit(ONE, (), 5.0) == (True, None), "it is here already"
+    assert guests.admit(THREE, (), 9.0) == (False, None)
+    assert guests.admit(THREE, (), 10.0) == (True, ONE)
+
+
+def test_those_whose_connection_is_being_made_take_places() -> None:
+    guests = guests_of()
+    assert guests.admit(THREE, [ONE, TWO, NEAR], 0.0) == (False, None)
+    assert guests.admit(THREE, [ONE, THREE, NEAR], 0.0) == (True, None)
+
+
+def test_who_is_visited_takes_no_place_and_is_not_hung_up() -> None:
+    guests = guests_of(most=1)
+    assert guests.begin_visit(ONE)
+    assert not guests.begin_visit(TWO), "one visit at once"
+    assert guests.begin_visit(ONE)
+    guests.present([ONE], 0.0)
+    assert guests.admit(TWO, (), 1.0) == (True, None)
+    assert guests.idle({}, 100.0) == []
+    guests.end_visit(ONE)
+    assert guests.seeks(ONE)
+    guests.end_visit(ONE)
+    assert not guests.seeks(ONE)
+    assert guests.idle({}, 104.0) == []
+    assert guests.idle({}, 105.0) == [ONE]
+
+
+def test_a_transfer_between_two_looks_keeps_a_guest() -> None:
+    guests = guests_of()
+    guests.present([ONE, TWO], 0.0)
+    assert guests.idle({ONE: (False, 1), TWO: (True, 0)}, 4.0) == []
+    assert guests.idle({ONE: (False, 1), TWO: (True, 0)}, 8.0) == []
+    assert guests.idle({ONE: (False, 1), TWO: (False, 0)}, 9.0) == [ONE]
+
+
+def test_without_a_graph_nobody_is_a_guest() -> None:
+    guests = guests_of()
+    guests.neighbours = None
+    guests.present([ONE, TWO, THREE], 0.0)
+    assert guests.admit(b"4" * 32, (), 0.0) == (True, None)
+    assert guests.idle({}, 1000.0) == []
+
+
+async def test_a_crowd_that_was_connected_before_the_seed_was_known_becomes_neighbours_and_nobody_else() -> None:
+    async with members_of(7) as members:
+        await name_each_other(members, seed=None)
+        await until(lambda: all(len(member.stats.peers) == 6 for member in members))
+        await name_each_other(members)
+        await joined(members, graph(members))
+
+
+async def test_keys_that_are_none_are_left_out_of_the_graph() -> None:
+    async with QuicTransport("run", SecretKey.generate(), settings=SETTINGS) as one:
+        await one.set_peers({b"short": b"", **{bytes((number,)) * 32: b"" for number in range(9)}}, seed=1)
+        assert one.stats.neighbours is not None
+        assert b"short" not in one.stats.neighbours

@@ -1,0 +1,247 @@
+"""Results in an overlay: they come in several hops, and holders that lie, stall or are slow are given up. Real endpoints."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from plugins.p2p_quic.tests.overlay_members import DEGREE, SETTINGS, graph, members_of, mesh_of
+from plugins.p2p_quic.tests.rogue import BLOB, Rogue, framed, talk
+from psyche_core.errors import BlobNotFound, WireError
+from psyche_core.testing.transport import until
+from psyche_core.wire.signing import SecretKey
+from psyche_p2p_quic.blobs.frames import BLOB_REQUEST_BYTES, BlobHead
+from psyche_p2p_quic.blobs.upload_turns import UploadTurns
+from psyche_p2p_quic.connections import control_frames
+from psyche_p2p_quic.connections.control_frames import Have
+from psyche_p2p_quic.endpoint.endpoint import Endpoint
+from psyche_p2p_quic.endpoint.links import Link, LinkLost, Stream
+from psyche_p2p_quic.settings import QuicSettings
+from psyche_p2p_quic.transport import QuicTransport
+
+pytestmark = pytest.mark.quic
+
+HOPS_ONLY = replace(SETTINGS, visits=0, announcement_seconds=60.0, holder_seconds=60.0)
+"""Nobody is dialled that is no neighbour, and nobody is asked that has announced nothing."""
+
+
+async def all_fetch(members: list[QuicTransport], blob_hash: bytes, author: QuicTransport) -> None:
+    async def fetch(member: QuicTransport) -> None:
+        got = await member.fetch(blob_hash, sources=[author.peer_id], max_bytes=len(BLOB), timeout=60, tag=1)
+        assert got == BLOB
+
+    async with anyio.create_task_group() as tasks:
+        for member in members:
+            if member is not author:
+                tasks.start_soon(fetch, member)
+
+
+async def test_a_result_reaches_all_though_most_are_not_connected_with_its_author() -> None:
+    async with members_of(10, settings=HOPS_ONLY) as members:
+        author = members[0]
+        blob_hash = await author.publish(BLOB, tag=1)
+        await all_fetch(members, blob_hash, author)
+        assert set(author.stats.peers) == set(graph(members).neighbours(author.peer_id))
+        assert author.stats.bytes_sent < (DEGREE + 1) * len(BLOB), "its neighbours passed it on"
+
+
+async def test_who_connects_late_is_told_what_was_published_before() -> None:
+    async with members_of(10, settings=HOPS_ONLY) as members:
+        author, *others = members
+        blob_hash = await author.publish(BLOB, tag=1)
+        neighbour = next(member for member in others if member.peer_id in author.stats.peers)
+        await anyio.sleep(0.2)  # what it was told now is forgotten with the connection
+        mesh_of(neighbour).sessions[author.peer_id].close(0, "a test ends it")
+        await until(lambda: author.peer_id not in neighbour.stats.peers)
+        await until(lambda: author.peer_id in neighbour.stats.peers)
+        assert await neighbour.fetch(blob_hash, sources=[], max_bytes=len(BLOB), timeout=30, tag=1) == BLOB
+
+
+async def test_the_author_is_dialled_when_nobody_announces_its_result() -> None:
+    """Its neighbours want it not, so they have it not."""
+    async with members_of(10, settings=replace(SETTINGS, announcement_seconds=0.2)) as members:
+        author = members[0]
+        far = next(member for member in members[1:] if member.peer_id not in author.stats.peers)
+        blob_hash = await author.publish(BLOB, tag=1)
+        assert await far.fetch(blob_hash, sources=[author.peer_id], max_bytes=len(BLOB), timeout=60, tag=1) == BLOB
+
+
+async def test_what_nobody_has_is_not_found_in_time() -> None:
+    async with members_of(7, settings=HOPS_ONLY) as members:
+        with pytest.raises(BlobNotFound):
+            await members[0].fetch(hashlib.sha256(b"nobody").digest(), sources=[], max_bytes=10, timeout=0.5, tag=1)
+
+
+# --------------------------------------------------------------------------------------------------------- adversaries
+async def absent(stream: Stream) -> None:
+    await stream.write(BlobHead(False, 0).encode())
+    await stream.finish()
+
+
+async def wrong_bytes(stream: Stream) -> None:
+    await stream.write(BlobHead(True, len(BLOB)).encode() + bytes(len(BLOB)))
+    await stream.finish()
+
+
+async def silent(stream: Stream) -> None:
+    await anyio.sleep_forever()
+
+
+async def stalls(stream: Stream) -> None:
+    await stream.write(BlobHead(True, len(BLOB)).encode() + BLOB[:1000])
+    await anyio.sleep_forever()
+
+
+async def drips(stream: Stream) -> None:
+    """A byte at a time: so slow that small parts are read, and so fast that no single read takes long."""
+    await stream.write(BlobHead(True, len(BLOB)).encode())
+    for at in range(len(BLOB)):
+        await stream.write(BLOB[at : at + 1])
+        await anyio.sleep(0.15)
+
+
+async def answer_all(link: Link, answer: Callable[[Stream], Awaitable[None]], asked: anyio.Event) -> None:
+    async def one(stream: Stream) -> None:
+        with suppress(LinkLost, WireError):
+            await stream.read_exactly(BLOB_REQUEST_BYTES)
+            asked.set()
+            await answer(stream)
+
+    with suppress(LinkLost):
+        async with anyio.create_task_group() as tasks:
+            while True:
+                tasks.start_soon(one, await link.accept())
+
+
+@asynccontextmanager
+async def with_a_false_neighbour(
+    answer: Callable[[Stream], Awaitable[None]], settings: QuicSettings
+) -> AsyncIterator[tuple[QuicTransport, list[QuicTransport], Stream, anyio.Event]]:
+    """A member, all honest ones, the control stream of a neighbour of it that lies, and whether that was asked for a blob."""
+    key = SecretKey.generate()
+    async with members_of(9, settings=replace(settings, silent_beats=10_000), others=[key.public]) as members:
+        near = graph(members, others=[key.public]).neighbours(key.public)
+        victim = next(member for member in members if member.peer_id in near)
+        endpoint = await Endpoint.bind(key.seed, interface="127.0.0.1", port=0)
+        try:
+            link, stream = await Rogue(endpoint, key).greeted(victim)
+            await until(lambda: key.public in victim.stats.peers)
+            asked = anyio.Event()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(talk, stream)
+                tasks.start_soon(answer_all, link, answer, asked)
+                yield victim, members, stream, asked
+                tasks.cancel_scope.cancel()
+        finally:
+            await endpoint.aclose(timeout=1)
+
+
+@pytest.mark.parametrize("answer", [absent, wrong_bytes, silent, stalls, drips])
+async def test_a_neighbour_that_announces_a_result_and_does_not_give_it_is_given_up(
+    answer: Callable[[Stream], Awaitable[None]],
+) -> None:
+    """It announces the result first, and is asked first; an honest neighbour comes by it while it is being waited for."""
+    settings = replace(SETTINGS, visits=0, announcement_seconds=60.0, holder_seconds=60.0, stall_seconds=1.0)
+    async with with_a_false_neighbour(answer, settings) as (victim, members, stream, asked):
+        blob_hash = hashlib.sha256(BLOB).digest()
+        got = []
+
+        async def fetch() -> None:
+            got.append(await victim.fetch(blob_hash, sources=[], max_bytes=len(BLOB), timeout=60, tag=1))
+
+        async with anyio.create_task_group() as tasks:
+            await stream.write(framed(Have((blob_hash[:16],))))
+            tasks.start_soon(fetch)
+            await asked.wait()
+            neighbour = next(member for member in members if member.peer_id in victim.stats.peers)
+            await neighbour.publish(BLOB, tag=1)
+        assert got == [BLOB]
+
+
+async def test_an_author_is_dialled_though_a_neighbour_says_that_it_has_its_result_and_never_answers() -> None:
+    settings = replace(SETTINGS, announcement_seconds=60.0, holder_seconds=1.0)
+    async with with_a_false_neighbour(silent, settings) as (victim, members, stream, _):
+        author = next(member for member in members if member is not victim and member.peer_id not in victim.stats.peers)
+        blob_hash = await author.publish(BLOB, tag=1)
+        await stream.write(framed(Have((blob_hash[:16],))))
+        assert await victim.fetch(blob_hash, sources=[author.peer_id], max_bytes=len(BLOB), timeout=60, tag=1) == BLOB
+
+
+async def test_many_announcements_of_nothing_cost_little_and_no_connection() -> None:
+    async with with_a_false_neighbour(absent, SETTINGS) as (victim, members, stream, _):
+        for part in range(20):
+            prefixes = (hashlib.sha256(b"%d %d" % (part, n)).digest()[:16] for n in range(control_frames.MAX_IDS))
+            await stream.write(framed(Have(tuple(prefixes))))
+        author = next(member for member in members if member.peer_id in victim.stats.peers)
+        blob_hash = await author.publish(BLOB, tag=1)
+        assert await victim.fetch(blob_hash, sources=[author.peer_id], max_bytes=len(BLOB), timeout=60, tag=1) == BLOB
+        assert victim._blobs is not None
+        holders = victim._blobs.results._holders
+        assert sum(len(known) for known in holders._by_peer.values()) < 2100
+
+
+# ---------------------------------------------------------------------------------------------------------- turns, pure
+class Answer:
+    """A stream of which only its end is of interest."""
+
+    def __init__(self) -> None:
+        self.ended = anyio.Event()
+
+    async def delivered(self) -> None:
+        await self.ended.wait()
+
+
+async def test_requests_wait_for_their_turn_and_leave_when_they_are_withdrawn() -> None:
+    turns = UploadTurns(seconds=3600.0)
+    events = {name: (anyio.Event(), anyio.Event()) for name in (b"1", b"2", b"3", b"4")}
+    streams = {name: Answer() for name in events}
+    withdrawn = []
+
+    async def request(name: bytes) -> None:
+        begun, done = events[name]
+        try:
+            async with turns.turn(name, b"peer" + name, streams[name]) as granted:  # type: ignore[arg-type]
+                assert granted
+                begun.set()
+                await done.wait()
+        except LinkLost:
+            withdrawn.append(name)
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for name in events:
+                tasks.start_soon(request, name)
+                await anyio.wait_all_tasks_blocked()
+            assert [name for name, (begun, _) in events.items() if begun.is_set()] == [b"1", b"2"]
+            async with turns.turn(b"3", b"peer3", Answer()) as granted:  # type: ignore[arg-type]
+                assert not granted, "the same peer asked for it already"
+            streams[b"3"].ended.set()
+            await anyio.wait_all_tasks_blocked()
+            assert withdrawn == [b"3"]
+            events[b"1"][1].set()
+            await events[b"4"][0].wait()
+            for _, done in events.values():
+                done.set()
+
+
+async def test_a_peer_that_takes_a_result_slowly_holds_up_others_for_a_time_only() -> None:
+    turns = UploadTurns(seconds=0.01)
+    served = anyio.Event()
+
+    async def slow(name: bytes) -> None:
+        async with turns.turn(name, b"slow", Answer()):  # type: ignore[arg-type]
+            await served.wait()
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(slow, b"1")
+            tasks.start_soon(slow, b"2")
+            await anyio.wait_all_tasks_blocked()
+            async with turns.turn(b"3", b"honest", Answer()) as granted:  # type: ignore[arg-type]
+                assert granted
+            served.set()
