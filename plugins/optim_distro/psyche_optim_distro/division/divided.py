@@ -256,5 +256,5 @@ def _expect(came: Mapping[str, tuple[int, ...]], ours: Mapping[str, tuple[int, .
 def _expect_squares(state: Mapping[str, Any], ours: Gathered, *, what: str) -> None:
     for name in ours:
         if (name == CORRECTION or name.startswith("mean_square.")) and not bool((state[name] >= 0).all()):
-            message = f"{name} of {what} holds values below 0 or NaN, which no mean square is"
+            message = f"{name} of {what} must hold no NaN and no values below 0, since these are mean squares"
             raise ModelError(message)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from psyche_core.builtin.hf_models import divide
-from psyche_core.config.run_config import Choice
+from psyche_core.config.run_config import Choice, ModelConfig
 from psyche_core.errors import WireError
-from psyche_core.hookspecs import ModelContext, Parallelism, Registration
+from psyche_core.hookspecs import ModelContext, ModelRegistration, Parallelism, Registration, ShardingRegistration
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.optimizer_parts import Number, PartValues
 from psyche_core.models.sharding.controller import RankController
@@ -23,7 +23,7 @@ from psyche_core.models.sharding.part_values import header_of, read_header
 from psyche_core.p2p.manifest import cut
 from psyche_core.testing.model import ModelConformance
 from psyche_core.testing.tiny_models import TIED_LLAMA
-from psyche_core.training.build import build_optimizer
+from psyche_core.training.build import Compute, build_optimizer, build_trainer
 from psyche_core.training.trainer import Trainer
 from psyche_core.wire.codec import encode as encode_cbor
 from psyche_optim_distro.division.divided import DividedDistro
@@ -144,6 +144,39 @@ def whole_loss(model: ShardedModel, trainer: Trainer, current: ShardedModel, sam
     for name, tensor in kept.items():
         current.parameters[name].data.copy_(tensor)
     return loss
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_run_whose_shares_are_checked_keeps_the_optimizer_whole(
+    context: ModelContext, controller: RankController, *, checked: bool
+) -> None:
+    def load(kind: str, name: str) -> Registration:
+        if kind == "sharding":
+            return ShardingRegistration(name=name, summary="", create=DTensorEngine)
+        if kind == "model":
+            return ModelRegistration(
+                name=name, summary="", create=lambda given: divide(given, controller=controller), parallel=True
+            )
+        return registry_load(kind, name)
+
+    llm = {
+        "max_seq_len": 16,
+        "architecture": "HfLlama",
+        "checkpoint": {"Hub": {"repo_id": "model"}},
+        "data_type": "Pretraining",
+        "data_location": "Dummy",
+        "lr_schedule": {"Constant": {"base_lr": 0.01, "warmup_init_lr": 0.0, "warmup_steps": 0}},
+        "optimizer": {"Distro": {**SETTINGS["signs"], "compression_subtract": 1.0}},
+    }
+    trainer = build_trainer(
+        registry_load=load,
+        model_config=ModelConfig.model_validate({"LLM": llm}),
+        run_id="here",
+        source=context.source,
+        compute=Compute(device="cpu", parallelism=Parallelism(tensor=2)),
+        checked=checked,
+    )
+    assert (trainer.replay is not None) is checked, "only a whole optimizer can be replayed"
 
 
 def test_parts_of_an_earlier_optimizer_are_refused(context: ModelContext, controller: RankController) -> None:
