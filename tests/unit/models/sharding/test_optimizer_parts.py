@@ -34,7 +34,7 @@ CONFIG = {**TIED_LLAMA, "hidden_size": 64, "intermediate_size": 128}
 ROUNDS = 6
 SETTINGS: dict[str, dict[str, Any]] = {
     "signs": {"compression_topk": 8, "quantize_1bit": True, "clip_grad_norm": 1.0, "gradient_beta2": 0.9, "weight_decay": 0.1},
-    "values": {"compression_topk": 2, "compression_chunk": 4, "lookahead": "payload"},
+    "values": {"compression_chunk": 4, "lookahead": "payload"},
     "public": {"compression_topk": 8, "quantize_1bit": True, "second_stage": "rmsprop"},
 }
 
