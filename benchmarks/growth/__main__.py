@@ -1,12 +1,13 @@
 """How each cost grows with members and with the model: figures at several sizes, exponents, and a plot.
 
-    python -m benchmarks.growth [optimizer] [mesh] [coordinator] [handlers] [overlay] [--quick] [--out DIR] [--json]
+    python -m benchmarks.growth [optimizer] [mesh] [coordinator] [handlers] [overlay] [ranks] [--quick] [--out DIR] [--json]
 
     optimizer   compress, check and apply of DisTrO, and memory: 1 M to 1 B parameters, 1 to 256 senders
     mesh        real QUIC endpoints, each a process without torch: 8, 16, 32 and 64 members
     coordinator one server over TCP with 8 to 256 members, and its memory over 10,000 rounds
     handlers    how long the client's machine and the coordinator take for one event: 8 to 256 members
     overlay     a graph of bounded degree in virtual time: messages and results of 32 to 256 members
+    ranks       compress and apply of DisTrO divided among 1, 2 and 4 processes of one client, and their memory
 
 An exponent of 0 means that a cost is constant, 1 that it is proportional, 2 that it is quadratic; "at the end" is that of the two
 largest sizes. Sizes that do not fit the machine's memory are left out and said. Whole: about an hour on two cores and 20 GB of
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.children import enter_loopback
-from benchmarks.growth import coordinator, handlers, mesh, optimizer, overlay
+from benchmarks.growth import coordinator, handlers, mesh, optimizer, overlay, ranks
 from benchmarks.growth.curves import Curve, plot, table
 
 SENDERS, QUICK_SENDERS = (1, 8, 32, 256), (1, 8, 32)
@@ -38,7 +39,7 @@ ROUNDS, QUICK_ROUNDS = 10_000, 50
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ("optimizer", "mesh", "coordinator", "handlers", "overlay")
+    parts = ("optimizer", "mesh", "coordinator", "handlers", "overlay", "ranks")
     parser.add_argument("parts", nargs="*", choices=(*parts, []), metavar="PART", help=f"{', '.join(parts)}; default: all")
     parser.add_argument("--sizes", help=f"numbers of parameters (default: {','.join(optimizer.WIDTHS)})")
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default: 2)")
@@ -66,6 +67,10 @@ def main() -> None:
         "overlay": (
             lambda: overlay.measure(QUICK_OVERLAY_MEMBERS if given.quick else OVERLAY_MEMBERS, say=_say),
             overlay.curves,
+        ),
+        "ranks": (
+            lambda: ranks.measure(ranks.QUICK_RANKS if given.quick else ranks.RANKS, "4M" if given.quick else "64M", say=_say),
+            ranks.curves,
         ),
     }
     report: dict[str, Any] = {"machine": platform.machine(), "python": platform.python_version()}

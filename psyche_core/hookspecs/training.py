@@ -16,6 +16,8 @@ from psyche_core.interfaces import (
     DataProvider,
     Model,
     Optimizer,
+    OptimizerPart,
+    OptimizerParts,
     RankGroup,
     ShardingEngine,
 )
@@ -35,6 +37,39 @@ class OptimizerContext:
     model: Model
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartContext:
+    """The arguments for building a rank's part of an optimizer.
+
+    Attributes:
+        settings: validated by the registration's `settings`, equal on all ranks.
+        shapes: of the whole model's parameters, by name, ascending.
+        number: of the rank, from 0.
+        parts: number of ranks.
+        device: this rank's torch device.
+    """
+
+    settings: Any
+    shapes: Mapping[str, tuple[int, ...]]
+    number: int
+    parts: int
+    device: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivisionContext:
+    """The arguments for building an optimizer whose state is divided among ranks.
+
+    Attributes:
+        settings, model: as in OptimizerContext. The model's weights and gradients are whole, on rank 0.
+        parts: what the registration's `create_part` made on each rank.
+    """
+
+    settings: Any
+    model: Model
+    parts: OptimizerParts
+
+
 def _not_said(_: Any) -> str | None:
     return "its plugin does not say that others can recompute it"
 
@@ -45,6 +80,10 @@ class OptimizerRegistration:
 
     why_unverifiable: for validated settings, why others cannot recompute what is trained with them, as the end of a sentence;
     None if they can, which `Replay.verifiable` says too. Runs with `verification_percent` above 0 refuse the others.
+
+    create_part, divide: both, for an optimizer whose state can be divided among the ranks of one client: `create_part` makes one
+    rank's part, `divide` the optimizer on rank 0. Its payloads, masters and public state must be those of `create`'s, bit for
+    bit if it is exact. Without them rank 0 has the whole optimizer, as in runs whose shares are checked.
     """
 
     name: str
@@ -52,6 +91,8 @@ class OptimizerRegistration:
     settings: type[BaseModel]
     create: Callable[[OptimizerContext], Optimizer]
     why_unverifiable: Callable[[Any], str | None] = _not_said
+    create_part: Callable[[PartContext], OptimizerPart] | None = None
+    divide: Callable[[DivisionContext], Optimizer] | None = None
     requires: Mapping[str, str] = field(default_factory=dict)
 
 

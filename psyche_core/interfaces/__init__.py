@@ -10,6 +10,7 @@ from psyche_core.interfaces.backend import Backend, BackendServer, StateUpdate
 from psyche_core.interfaces.data import DataProvider
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.interfaces.optimizer_parts import OptimizerPart, OptimizerParts, PartValues
 from psyche_core.interfaces.relay import Relay
 from psyche_core.interfaces.replay import AppliedStep, ChunkGroup, Replay
 from psyche_core.interfaces.sharding import Placement, RankGroup, ShardingEngine
@@ -28,6 +29,9 @@ __all__ = [
     "ModelStore",
     "Opened",
     "Optimizer",
+    "OptimizerPart",
+    "OptimizerParts",
+    "PartValues",
     "PeerPath",
     "Placement",
     "RankGroup",

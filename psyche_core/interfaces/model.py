@@ -7,11 +7,12 @@ A model owns the *compute* weights only. The optimizer owns the float32 master w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from psyche_core.interfaces.data import Samples
+from psyche_core.interfaces.optimizer_parts import OptimizerPart, OptimizerParts
 
 
 class Model(ABC):
@@ -47,6 +48,20 @@ class Model(ABC):
         """The whole transformers module with the compute weights, for evaluations between training steps; None if there is none.
 
         Its caller gives it back as it was.
+        """
+        return None
+
+    def optimizer_parts(
+        self,
+        optimizer: str,  # noqa: ARG002  # a model in one process has no use for it
+        *,
+        settings: Any,  # noqa: ARG002
+        create_part: Callable[[Any], OptimizerPart],  # noqa: ARG002
+    ) -> OptimizerParts | None:
+        """Make a part of an optimizer on each process that computes this model; None if this process computes it alone.
+
+        optimizer: its plugin name. settings: validated. create_part: of its registration, for this process's part. Parts that
+        were made before are gone. Raises RanksLost.
         """
         return None
 

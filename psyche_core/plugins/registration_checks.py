@@ -21,7 +21,9 @@ _ARGUMENTS: Mapping[str, int] = MappingProxyType(
     {
         "check": 1,
         "create": 1,
+        "create_part": 1,
         "create_server": 1,
+        "divide": 1,
         "load": 0,
         "lose_route": 1,
         "member_options": 1,
@@ -65,6 +67,8 @@ def _problems(registration: Registration, kind: str) -> Iterator[str]:
     if not isinstance(given.get("source"), Path | None):
         yield f"source must be a pathlib.Path or None, got {_told(given['source'])}"
     yield from _function_problems(given)
+    if (given.get("create_part") is None) != (given.get("divide") is None):
+        yield "create_part and divide belong together: give both, or neither"
     testnet = given.get("testnet")
     if not isinstance(testnet, BackendTestnet | None):
         yield f"testnet must be a BackendTestnet or None, got {_told(testnet)}"

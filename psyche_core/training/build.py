@@ -19,6 +19,7 @@ from psyche_core.config.sentences import validated
 from psyche_core.coordinator.learning_rate import cold_start_factor, learning_rate
 from psyche_core.errors import ConfigError, ModelError
 from psyche_core.hookspecs import (
+    DivisionContext,
     ModelContext,
     ModelRegistration,
     OptimizerContext,
@@ -80,7 +81,7 @@ def build_trainer(
     optimizer_settings(registry_load, llm.optimizer)  # before the model is loaded, which may take minutes
     model = build_model(registry_load, llm, compute, run_id=run_id, source=source)
     try:
-        optimizer = build_optimizer(registry_load, llm.optimizer, model)
+        optimizer = build_optimizer(registry_load, llm.optimizer, model, divided=not checked)
         if checked:
             _expect_verifiable(optimizer, llm.optimizer.name)
         load_public_state(optimizer, source)
@@ -145,9 +146,17 @@ def build_model(registry_load: RegistryLoad, llm: LLMConfig, compute: Compute, *
     return registration.create(context)
 
 
-def build_optimizer(registry_load: RegistryLoad, choice: Choice, model: Model) -> Optimizer:
-    """Build only the optimizer of a model. Raises the errors of `optimizer_settings`."""
+def build_optimizer(registry_load: RegistryLoad, choice: Choice, model: Model, *, divided: bool = False) -> Optimizer:
+    """Build only the optimizer of a model. Raises the errors of `optimizer_settings`, and RanksLost.
+
+    divided: whether its state may be divided among the processes that compute the model, if the optimizer's plugin supports it.
+    What others check is recomputed from whole masters, so a run whose shares are checked must not say so.
+    """
     registration, settings = optimizer_settings(registry_load, choice)
+    if divided and registration.create_part is not None and registration.divide is not None:
+        parts = model.optimizer_parts(choice.name, settings=settings, create_part=registration.create_part)
+        if parts is not None:
+            return registration.divide(DivisionContext(settings=settings, model=model, parts=parts))
     return registration.create(OptimizerContext(settings=settings, model=model))
 
 

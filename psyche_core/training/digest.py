@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from psyche_core.interfaces.parameters import LazyParameters
+
 PIECE = 1 << 20
 """Number of values of one piece: 4 MiB."""
 
@@ -29,6 +31,15 @@ def full_digest(masters: Mapping[str, torch.Tensor]) -> bytes:
     SHA-256 of each piece of its little-endian float32 bytes. A piece has PIECE values; the last one may be shorter. Uses as many
     threads as torch. Raises TypeError for tensors that are not float32.
     """
+    if isinstance(masters, LazyParameters):  # each look-up makes a tensor: one at a time, so that there is never a whole copy
+        digest = hashlib.sha256(_TAG)
+        for name in sorted(masters):
+            tensor = masters[name]
+            digest.update(_label(name, tensor))
+            for piece in _pieces(tensor):
+                digest.update(_hashed(piece))
+        return digest.digest()
+
     pieces = [piece for name in sorted(masters) for piece in _pieces(masters[name])]
     threads = min(torch.get_num_threads(), len(pieces))
     if threads > 1:

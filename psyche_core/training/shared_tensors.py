@@ -33,8 +33,12 @@ def check_names(optimizer: Optimizer) -> None:
 
 def shared_tensors(optimizer: Optimizer) -> Mapping[str, torch.Tensor]:
     """Return masters and public state by name, float32, not copies. Their names differ, see `check_names`."""
-    masters, state = optimizer.masters, prefixed(optimizer.public_state)
-    return {**masters, **state} if state else masters
+    masters, state = optimizer.masters, optimizer.public_state
+    if not state:
+        return masters
+    if isinstance(masters, LazyParameters) and isinstance(state, LazyParameters):
+        return _Joined(masters, Renamed(state, {PREFIX + name: name for name in sorted(state)}))
+    return {**masters, **prefixed(state)}
 
 
 def shared_digest(optimizer: Optimizer) -> bytes:
@@ -61,6 +65,23 @@ def load_shared(optimizer: Optimizer, tensors: LazyParameters) -> None:
         state = {name.removeprefix(PREFIX): name for name in tensors if name not in names}
         optimizer.load_public_state(Renamed(tensors, state))
     optimizer.load_parameters(Renamed(tensors, names))
+
+
+class _Joined(LazyParameters):
+    """The tensors of two mappings with different names."""
+
+    def __init__(self, first: LazyParameters, second: LazyParameters) -> None:
+        self._first = first
+        self._second = second
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor, by name."""
+        return {**self._first.shapes, **self._second.shapes}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        found: torch.Tensor = (self._first if name in self._first else self._second)[name]
+        return found
 
 
 class Renamed(LazyParameters):

@@ -115,6 +115,7 @@ def _serve(given: argparse.Namespace, secret: bytes) -> int:
             device=device,
             secret=secret,
             engines=lambda name: registry.load("sharding", name).create,
+            optimizers=lambda name: registry.load("optimizer", name),
         )
     except PsycheError as error:
         sys.stderr.write(f"Error: {printable_lines(str(error))}\n")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from psyche_core.errors import ModelError, ModelHalfReplaced
 from psyche_core.interfaces.optimizer import Optimizer
-from psyche_core.interfaces.parameters import LazyParameters
+from psyche_core.interfaces.parameters import LazyParameters, shapes_of
 from psyche_core.p2p.manifest import VALUE_BYTES, Manifest, Piece, Table, cut, parameter_table
 from psyche_core.storage.parallel_map import each
 from psyche_core.training import changed_pieces
@@ -33,7 +33,7 @@ Masters = Mapping[str, torch.Tensor]
 
 def table_of(masters: Masters) -> Table:
     """Return names and shapes of the masters."""
-    return parameter_table({name: tuple(tensor.shape) for name, tensor in masters.items()})
+    return parameter_table(shapes_of(masters))
 
 
 def read_piece(masters: Masters, piece: Piece) -> bytes:

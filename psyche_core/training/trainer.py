@@ -11,6 +11,7 @@ since. Everything is synchronous and must be called from ONE worker thread; only
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import numpy as np
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.interfaces.parameters import LazyParameters, shapes_of
 from psyche_core.interfaces.replay import AppliedStep, Replay
 from psyche_core.p2p.manifest import Manifest, Piece, Table
 from psyche_core.training import snapshot
@@ -113,7 +115,7 @@ class Trainer:
     @property
     def parameter_count(self) -> int:
         """Number of trainable values of the model."""
-        return sum(int(tensor.numel()) for tensor in self._optimizer.masters.values())
+        return sum(math.prod(shape) for shape in shapes_of(self._optimizer.masters).values())
 
     def train(self, step: int, samples: Samples) -> Trained:
         """Train `step` (from 1) on this client's share. Raises NonFiniteError, and ModelError for samples that do not fit."""
@@ -221,7 +223,9 @@ class Trainer:
 
     def forget(self) -> None:
         """Discard all private state of the optimizer, including results that are not settled yet."""
-        self._optimizer.load_parameters({name: master.clone() for name, master in self._optimizer.masters.items()})
+        masters = self._optimizer.masters
+        lazy = isinstance(masters, LazyParameters)  # then each look-up makes a copy already, and there is never a whole one
+        self._optimizer.load_parameters(masters if lazy else {name: master.clone() for name, master in masters.items()})
 
     def evaluate(self, samples: Samples) -> float:
         """Return the loss at the master weights, in nats per predicted token. The next `train` loads its own weights again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -60,6 +61,23 @@ def test_a_divided_client_trains_with_undivided_ones(live_run: StartRun) -> None
     run.assert_kept_its_promises(steps=QUICK["total_steps"], finishers=THREE)
     assert select.select([handle], [], [], 60)[0], "its processes end with it"
     os.close(handle)
+
+
+@pytest.mark.soak  # two processes more than other runs, and two imports of torch in its middle: minutes if others work
+def test_divided_clients_leave_join_and_share_the_model(live_run: StartRun) -> None:
+    """Their optimizers' parts are on their ranks; a newcomer's parts get the model of members one of which is divided, too."""
+    run = live_run(total_steps=16)
+    for name in THREE:
+        run.start_client(name, *(("--data-parallelism", 2) if name == "client-2" else ()))
+    run.wait_for_steps("client-2", 2)
+    run.signal("client-1", signal.SIGINT)
+    assert run.processes["client-1"].wait(timeout=100) == 0, run.log("client-1")
+    joining = time.time()
+    run.start_client("client-4", "--tensor-parallelism", 2)
+    run.wait_for_steps("client-4", 2, after=joining)
+    run.wait_for_end()
+    metrics = run.assert_kept_its_promises(steps=16, finishers=("client-2", "client-3", "client-4"))
+    assert metrics.resyncs >= 1, "the newcomer got the others' model"
 
 
 @pytest.mark.soak

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from psyche_core.hookspecs import OptimizerContext, OptimizerRegistration, ShardingContext, ShardingRegistration, hookimpl
+from psyche_core.hookspecs import (
+    DivisionContext,
+    OptimizerContext,
+    OptimizerRegistration,
+    PartContext,
+    ShardingContext,
+    ShardingRegistration,
+    hookimpl,
+)
 from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.interfaces.optimizer_parts import OptimizerPart
 from psyche_core.interfaces.sharding import ShardingEngine
 from psyche_optim_distro.settings import DistroSettings
 
@@ -15,6 +24,26 @@ def create(context: OptimizerContext) -> Optimizer:
     from psyche_optim_distro.optimizer import DistroOptimizer
 
     return DistroOptimizer(context.settings, context.model)
+
+
+def create_part(context: PartContext) -> OptimizerPart:
+    """Build one rank's part of a divided optimizer."""
+    from psyche_optim_distro.division.part import DistroPart
+
+    return DistroPart(context.settings, context.shapes, number=context.number, parts=context.parts, device=context.device)
+
+
+def divide(context: DivisionContext) -> Optimizer:
+    """Build the optimizer on rank 0 whose parts are on the ranks; a whole one for a model without elements."""
+    from psyche_core.interfaces.parameters import shapes_of
+    from psyche_optim_distro.division.divided import DividedDistro
+    from psyche_optim_distro.division.table import part_tables
+
+    settings, shapes = context.settings, shapes_of(context.model.parameters)
+    cut = {"chunk": settings.compression_chunk, "topk": settings.compression_topk}
+    if tables := part_tables(shapes, **cut, parts=context.parts.count):
+        return DividedDistro(settings, context.model, context.parts, tables=tables)
+    return create(OptimizerContext(settings=settings, model=context.model))
 
 
 def create_deepspeed_engine(context: ShardingContext) -> ShardingEngine:
@@ -34,6 +63,8 @@ def psyche_register_optimizers() -> list[OptimizerRegistration]:
             settings=DistroSettings,
             create=create,
             why_unverifiable=DistroSettings.why_unverifiable,
+            create_part=create_part,
+            divide=divide,
         )
     ]
 

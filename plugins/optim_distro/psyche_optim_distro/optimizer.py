@@ -27,25 +27,22 @@ blocks. Gradients that are not finite are rejected.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from psyche_core.errors import NonFiniteError
-from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
-from psyche_core.interfaces.parameters import check_private_state, replace_parameters
+from psyche_core.interfaces.parameters import check_private_state, replace_parameters, shapes_of
 from psyche_core.interfaces.rate_groups import RateGroups
 from psyche_core.interfaces.replay import AppliedStep, Replay
 from psyche_optim_distro.backends.choice import compressor_for, updater_for
 from psyche_optim_distro.backends.torch import TorchCompressor
 from psyche_optim_distro.chunks.blocked_buffer import BlockedBuffer, JoinedMapping, PrefixedMapping
-from psyche_optim_distro.chunks.layout import build_layout
+from psyche_optim_distro.chunks.layout import Layout, build_layout
 from psyche_optim_distro.chunks.precision import Precision
 from psyche_optim_distro.chunks.rates import Rates
 from psyche_optim_distro.chunks.tiles import Workspace, tiles_of
@@ -54,23 +51,27 @@ from psyche_optim_distro.compute_weights import ComputeWeights
 from psyche_optim_distro.direction.clip import Clip
 from psyche_optim_distro.direction.orthogonal import Orthogonal
 from psyche_optim_distro.direction.rmsprop import RMSprop
+from psyche_optim_distro.gradients import LARGEST_NORM, check_bound, clip_factor, flat_gradients
 from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.coefficients import Coefficients
 from psyche_optim_distro.payload.top_k import CoefficientTables, Selection
 from psyche_optim_distro.payload.vote_cache import VoteCache
 from psyche_optim_distro.preconditioner import Preconditioner
-from psyche_optim_distro.replay import DistroReplay, gradient_scale
+from psyche_optim_distro.replay import DistroReplay
 from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.update import SecondStage
 from psyche_optim_distro.value_format import ValueFormat
 
-_LARGEST_NORM = 1e15
-"""Delta's norm is computed if its upper bound exceeds this.
-
-Sums of squares of numbers up to this size do not overflow float32.
-"""
-
 VOTE_CACHE_SHARE = 16
 """Decoded votes of checked payloads are kept in up to 1 / VOTE_CACHE_SHARE of the masters' memory."""
+
+
+class HasParameters(Protocol):
+    """What an optimizer needs of a model, or of a part of one."""
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """See `Model.parameters`."""
 
 
 @dataclass(slots=True)
@@ -94,17 +95,27 @@ class DistroOptimizer(Optimizer):
     ConfigError for `rates` that do not fit its parameters.
     precision: of the torch backend's transform in `compress`, which selects that backend; None: chosen for the device. compiled:
     whether the numba backend may be used (extra `fast`, CPU only). It takes less time and gives the same bits wherever replicas
-    must agree.
+    must agree. part: its table and the whole model's shapes by name, for an optimizer of one part of a model (`division`), whose
+    `parameters` are then the slices of that table; its payloads are nobody's, only `select` is of use.
     """
 
     def __init__(
-        self, settings: DistroSettings, model: Model, *, precision: Precision | None = None, compiled: bool = True
+        self,
+        settings: DistroSettings,
+        model: HasParameters,
+        *,
+        precision: Precision | None = None,
+        compiled: bool = True,
+        part: tuple[Layout, Mapping[str, tuple[int, ...]]] | None = None,
     ) -> None:
         self._settings = settings
         self._parameters: Mapping[str, Tensor] = model.parameters
         self._device = next(iter(self._parameters.values())).device
-        shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
-        self._layout = build_layout(shapes, chunk=settings.compression_chunk, topk=settings.compression_topk)
+        if part is None:
+            shapes = shapes_of(self._parameters)
+            self._layout = build_layout(shapes, chunk=settings.compression_chunk, topk=settings.compression_topk)
+        else:
+            self._layout, shapes = part
         self._values = settings.values
         self._max_payload_bytes = codec.max_payload_bytes(self._layout, values=self._values)
         self._vote_cache = VoteCache(limit=4 * self._layout.total // VOTE_CACHE_SHARE)
@@ -202,7 +213,13 @@ class DistroOptimizer(Optimizer):
             self._weights.write_ahead(self._flat_masters, self._flat_delta, learning_rate=learning_rate)
         else:
             self._ahead = self._sent[max(self._sent)].payload if self._sent else b""
-            self._weights.write(self._moved(self._flat_masters, self._ahead, learning_rate=learning_rate))
+            decoded = self._updater.decode(self._ahead) if self._ahead else None
+            self.load_moved(decoded, learning_rate=learning_rate)
+
+    @torch.no_grad()
+    def load_moved(self, decoded: Any, *, learning_rate: float) -> None:
+        """Write the compute weights as one decoded payload would move the masters; cast(masters) for None."""
+        self._weights.write(self._moved(self._flat_masters, decoded, learning_rate=learning_rate))
 
     @torch.no_grad()
     def load_masters(self) -> None:
@@ -219,17 +236,39 @@ class DistroOptimizer(Optimizer):
             message = f"step {step} was compressed already and is not settled"
             raise ValueError(message)
 
+        gradients = flat_gradients(self._parameters)
+        factor, norm = clip_factor(gradients.values(), self._settings)
+        added = learning_rate * (norm if self._preconditioner is None else self._preconditioner.largest_norm)
+        check_bound(self._settings.compression_decay * self.delta_bound() + added, step)
+        selection = self.select(step, gradients, factor=factor, added=added, learning_rate=learning_rate)
+        payload = codec.encode(self._layout, selection, values=self._values)
+        if self._settings.lookahead == "payload":
+            self._sent[step].payload = payload
+        return payload
+
+    @torch.no_grad()
+    def delta_bound(self) -> float:
+        """Return an upper bound of the L2 norm of delta without the results that are not subtracted yet."""
+        if self._delta_bound > LARGEST_NORM:  # the bound grows faster than the norm
+            self._delta_bound = float(torch.linalg.vector_norm(self._flat_delta))
+        return self._delta_bound + sum(sent.norm for sent in self._sent.values() if sent.subtracted is None)
+
+    @torch.no_grad()
+    def select(
+        self, step: int, gradients: Mapping[str, Tensor], *, factor: float, added: float, learning_rate: float
+    ) -> Selection:
+        """Add gradients to delta, and return what is sent, with the values as they are sent. The module describes the order.
+
+        gradients: flat, by name, all finite. factor: of them, from clipping. added: upper bound of the norm of what is added.
+        """
         decay = self._settings.compression_decay
-        gradients = self._flat_gradients()
-        unsubtracted = [sent for sent in self._sent.values() if sent.subtracted is None]
-        factor = self._clip_factor(gradients, unsubtracted, step, learning_rate)
+        self._delta_bound = decay * self.delta_bound() + added
         self._correct()
         tables = CoefficientTables(self._layout, self._device, self._compressor.precision)
-        earlier = [sent.tables for sent in unsubtracted]
         self._compressor.compress(
             self._flat_delta,
             gradients,
-            earlier,
+            [sent.tables for sent in self._sent.values() if sent.subtracted is None],
             tables,
             scale=learning_rate,
             decay=decay,
@@ -244,9 +283,8 @@ class DistroOptimizer(Optimizer):
         tables.scale(self._settings.compression_subtract)
         for sent in self._sent.values():
             sent.subtracted = (1.0 if sent.subtracted is None else sent.subtracted) * decay
-        payload = codec.encode(self._layout, Selection(selection.chunks, selection.indices, sent_values), values=self._values)
-        self._sent[step] = _Sent(tables, tables.norm(), payload if self._settings.lookahead == "payload" else b"")
-        return payload
+        self._sent[step] = _Sent(tables, tables.norm(), b"")
+        return Selection(selection.chunks, selection.indices, sent_values)
 
     def check(self, payload: bytes) -> None:
         """Decode against our table, and cache signs for `apply`. Raises PayloadRejected, never anything else."""
@@ -262,6 +300,15 @@ class DistroOptimizer(Optimizer):
         `check` rejects.
         """
         decoded = [self._vote_cache.pop(payload) or self._updater.decode(payload) for payload in payloads]
+        self.apply_decoded(step, decoded, learning_rate=learning_rate, own_accepted=own_accepted)
+
+    def take(self, coefficients: Coefficients) -> Any:
+        """Return what `apply_decoded` takes, see `Updater.take`."""
+        return self._updater.take(coefficients)
+
+    @torch.no_grad()
+    def apply_decoded(self, step: int, decoded: Sequence[Any], *, learning_rate: float, own_accepted: bool) -> None:
+        """Do `apply` with payloads that this optimizer's updater has decoded."""
         self._settle(step, accepted=own_accepted)
         if decoded:
             decay = self._settings.weight_decay or 0.0
@@ -271,6 +318,10 @@ class DistroOptimizer(Optimizer):
     def load_parameters(self, parameters: Mapping[str, Any]) -> None:
         """Replace the masters and discard delta and unsettled results. Raises ModelError for other names or shapes."""
         replace_parameters(self._masters, parameters)
+        self.forget()
+
+    def forget(self) -> None:
+        """Discard all private state: delta, unsettled results and the mean squares of gradients."""
         self._flat_delta.zero_()
         self._delta_bound = 0.0
         self._sent.clear()
@@ -315,19 +366,20 @@ class DistroOptimizer(Optimizer):
     @torch.no_grad()
     def _load_weights_ahead(self, payload: bytes, undone: Sequence[AppliedStep], learning_rate: float) -> None:
         """Write the compute weights of another replica that looked ahead by this payload, if it is not empty."""
-        self._weights.write(self._moved(self._masters_before(undone), payload, learning_rate=learning_rate))
+        decoded = self._updater.decode(payload) if payload else None
+        self._weights.write(self._moved(self._masters_before(undone), decoded, learning_rate=learning_rate))
 
     def _masters_before(self, undone: Sequence[AppliedStep]) -> Tensor:
         decay = self._settings.weight_decay or 0.0
         return self._weights.masters_before(self._flat_masters, undone, updater=self._updater, weight_decay=decay)
 
-    def _moved(self, masters: Tensor, payload: bytes, *, learning_rate: float) -> Tensor:
-        """Return masters as one payload would move them, without weight decay; the same tensor for an empty payload."""
-        if not payload:
+    def _moved(self, masters: Tensor, decoded: Any, *, learning_rate: float) -> Tensor:
+        """Return masters as one decoded payload would move them, without weight decay; the same tensor for None."""
+        if decoded is None:
             return masters
 
         moved = torch.zeros_like(masters)
-        self._updater.update(moved, [self._updater.decode(payload)], learning_rate=learning_rate, weight_decay=0.0)
+        self._updater.update(moved, [decoded], learning_rate=learning_rate, weight_decay=0.0)
         return moved.add_(masters)
 
     def _tables_of(self, step: int) -> CoefficientTables | None:
@@ -367,11 +419,6 @@ class DistroOptimizer(Optimizer):
         for tile in tiles_of(self._layout, self._device):
             add_sent(delta, tile, sent.tables, self._basis, factor=factor)
 
-    def _flat_gradients(self) -> dict[str, Tensor]:
-        """Return gradients as flat tensors by name; parameters without a gradient are absent."""
-        gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
-        return {name: gradient.reshape(-1) for name, gradient in gradients.items() if gradient is not None}
-
     def _second_stage(self, shapes: Mapping[str, tuple[int, ...]]) -> SecondStage | None:
         """Return the stage that the settings name. shapes: of the parameters by name."""
         match self._settings.second_stage:
@@ -382,27 +429,6 @@ class DistroOptimizer(Optimizer):
                 return Orthogonal(self._layout, [name for name, kind in kinds.items() if kind == "matrix"])
             case _:
                 return self._rmsprop
-
-    def _clip_factor(
-        self, gradients: Mapping[str, Tensor], unsubtracted: Sequence[_Sent], step: int, learning_rate: float
-    ) -> float:
-        """Return the factor of the gradients for clipping. Update the bound of delta's norm. Raises NonFiniteError."""
-        norm = float(torch.nn.utils.get_total_norm(gradients.values()))
-        if not math.isfinite(norm):
-            message = f"the global L2 norm of the gradient is {norm}; nothing was sent"
-            raise NonFiniteError(message)
-
-        factor = gradient_scale(norm, learning_rate=1.0, clip=self._settings.clip_grad_norm)
-        added = learning_rate * (factor * norm if self._preconditioner is None else self._preconditioner.largest_norm)
-        if self._delta_bound > _LARGEST_NORM:  # the bound grows faster than the norm
-            self._delta_bound = float(torch.linalg.vector_norm(self._flat_delta))
-        bound = self._settings.compression_decay * (self._delta_bound + sum(sent.norm for sent in unsubtracted)) + added
-        if not bound <= _LARGEST_NORM**2:
-            message = f"delta would not be finite after adding the gradient of step {step}; nothing was sent"
-            raise NonFiniteError(message)
-
-        self._delta_bound = bound
-        return factor
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return views of a flat buffer by parameter name, ascending."""

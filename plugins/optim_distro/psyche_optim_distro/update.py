@@ -18,6 +18,7 @@ from typing import Generic, Protocol, TypeVar
 from torch import Tensor
 
 from psyche_optim_distro.chunks.layout import Group
+from psyche_optim_distro.payload.coefficients import Coefficients
 
 Decoded = TypeVar("Decoded")
 
@@ -27,6 +28,9 @@ class Updater(Protocol, Generic[Decoded]):
 
     def decode(self, payload: bytes) -> Decoded:
         """Decode a payload against our own table. May run in any thread. Raises PayloadRejected, never anything else."""
+
+    def take(self, coefficients: Coefficients) -> Decoded:
+        """Return what `decode` would, for coefficients of our own table that are decoded and checked already."""
 
     def update(self, masters: Tensor, decoded: Sequence[Decoded], *, learning_rate: float, weight_decay: float) -> None:
         """Move the masters, as the module describes.

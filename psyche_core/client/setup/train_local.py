@@ -122,12 +122,13 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, re
         report_statistics()
         await validate()
 
-    digest = await anyio.to_thread.run_sync(first.full_digest)
-    report(telemetry.EpochDigest(0, steps, digest.hex()))
-    if settings.checkpoint_dir is not None:
-        saved = CheckpointFacts(run_id=run.run_id, step=steps, epoch=0, data_index=next_sample)
-        path = await anyio.to_thread.run_sync(_save, first, settings.checkpoint_dir, saved)
-        report(telemetry.CheckpointSaved(steps, str(path)))
+        digest = await anyio.to_thread.run_sync(first.full_digest)
+        report(telemetry.EpochDigest(0, steps, digest.hex()))
+        if settings.checkpoint_dir is not None:
+            saved = CheckpointFacts(run_id=run.run_id, step=steps, epoch=0, data_index=next_sample)
+            path = await anyio.to_thread.run_sync(_save, first, settings.checkpoint_dir, saved)
+            report(telemetry.CheckpointSaved(steps, str(path)))
+
     ended = telemetry.Ended(f"trained {steps} steps", success=True)
     report(ended)
     return ended

@@ -2,6 +2,8 @@
 
     [1, "build", settings]     once per model: how the model is built and divided
     [1, "work", settings]      one call of `gradients` or `loss`
+    [1, "divide", settings]    once per optimizer: which one has a part on every rank
+    [1, "call", settings]      one call of all parts of the optimizer; what each is given follows, see `part_values`
     [1, "end", {}]             no more commands
 
 Sizes are checked before anything is decoded, and every field is checked, so that a rank with another version reports this and
@@ -63,13 +65,28 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Divide:
+    """An optimizer's parts are made. optimizer: its plugin name. settings: JSON of those that its model class validates."""
+
+    optimizer: str
+    settings: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of every part. method: its name."""
+
+    method: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """The last command: the rank ends."""
 
 
-Command = Build | Work | End
+Command = Build | Work | Divide | Call | End
 
-_KINDS: Final[Mapping[str, type[Command]]] = {"build": Build, "work": Work, "end": End}
+_KINDS: Final[Mapping[str, type[Command]]] = {"build": Build, "work": Work, "divide": Divide, "call": Call, "end": End}
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 _TYPES: Final = {"bytes": bytes, "str": str, "int": int, "bool": bool}
 

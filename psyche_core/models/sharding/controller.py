@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from psyche_core.errors import ModelError, RanksLost
-from psyche_core.hookspecs import Parallelism, ShardingContext
+from psyche_core.hookspecs import Parallelism, PartContext, ShardingContext
+from psyche_core.interfaces.optimizer_parts import OptimizerPart, PartValues
 from psyche_core.interfaces.sharding import ShardingEngine
 from psyche_core.models.hf.batches import Batch
-from psyche_core.models.sharding.commands import Build, End, Work
-from psyche_core.models.sharding.devices import rank_device
+from psyche_core.models.sharding.commands import Build, Call, Divide, End, Work
+from psyche_core.models.sharding.devices import on_device, rank_device
 from psyche_core.models.sharding.group.collectives import TorchGroup, is_lost_connection
 from psyche_core.models.sharding.group.failure_detector import FailureDetector, report_failure
 from psyche_core.models.sharding.group.processes import LocalRanks
 from psyche_core.models.sharding.group.rendezvous import invite, reach_store, serve_store
 from psyche_core.models.sharding.model_shard import ModelShard
-from psyche_core.models.sharding.worker import describe
+from psyche_core.models.sharding.part_values import put, receive_values, send_values
+from psyche_core.models.sharding.worker import describe, part_context
 
 LOCAL_JOIN_SECONDS: Final = 600.0
 OTHERS_JOIN_SECONDS: Final = 1800.0
@@ -44,6 +46,9 @@ class RankController:
         self._detector: FailureDetector | None = None
         self._group: TorchGroup | None = None
         self._shard: ModelShard | None = None
+        self._part: OptimizerPart | None = None
+        self._part_number = 0
+        self._calls = threading.RLock()  # masters are read in other threads than those that train
         self._closed = False
         local_ranks = _local_ranks(parallelism)
         device = rank_device(device_name, 0)
@@ -80,6 +85,7 @@ class RankController:
             assert self._group is not None, "made with the controller"
             if self._shard is not None:
                 self._shard.close()
+            self._part = None
             self._group.send(build)
             self._group.divide(data=build.data, tensor=build.tensor)
             self._shard = ModelShard(build, self._group, create_engine=create_engine, buffers=buffers)
@@ -113,6 +119,44 @@ class RankController:
                     self._shard.check()
                 self._shard.drop_gradients()
             return total
+
+    def divide_optimizer(self, divide: Divide, *, settings: Any, create_part: Callable[[PartContext], OptimizerPart]) -> int:
+        """Make a part of an optimizer on each rank, replacing earlier ones. Returns the number that `call_parts` wants.
+
+        settings, create_part: the validated settings and the factory of what `divide` names. Raises RanksLost.
+        """
+        with self._together():
+            assert self._group is not None, "made with the controller"
+            assert self._shard is not None, "a model is built first"
+            self._part = None
+            self._group.send(divide)
+            with on_device(self._group.device):
+                self._part = create_part(part_context(self._shard, self._group, settings))
+            self._part_number += 1
+        return self._part_number
+
+    def call_parts(
+        self, number: int, method: str, given: Sequence[PartValues], *, into: Sequence[Mapping[str, torch.Tensor]]
+    ) -> list[PartValues]:
+        """Call a method of all parts, see `OptimizerParts.call`. number: from `divide_optimizer`.
+
+        Raises RanksLost, and ValueError for parts that were replaced.
+        """
+        if number != self._part_number:
+            message = "these parts of an optimizer were replaced by those of another one"
+            raise ValueError(message)
+
+        with self._together():
+            group, part = self._group, self._part
+            assert group is not None, "made with the controller"
+            assert part is not None, "an optimizer is divided first"
+            group.send(Call(method=method))
+            with on_device(group.device):
+                for rank in range(1, group.size):
+                    send_values(group, rank, given[rank])
+                answers = [put(part.call(method, given[0]), into[0])]
+                answers += [receive_values(group, rank, into=into[rank]) for rank in range(1, group.size)]
+        return answers
 
     def close(self) -> dict[int, int]:
         """End all ranks in an orderly way. Returns the exit codes of those started here, by rank. Idempotent."""
@@ -164,10 +208,13 @@ class RankController:
     @contextmanager
     def _together(self) -> Iterator[None]:
         """Run a block in which all ranks take part. A failure on any rank ends all ranks, and raises RanksLost here."""
-        if (lost := self._lost) or self._closed:
-            raise RanksLost(lost or "the model was closed")
+        self._calls.acquire()
         try:
+            if (lost := self._lost) or self._closed:
+                raise RanksLost(lost or "the model was closed")
             yield
+        except RanksLost:
+            raise
         except BaseException as error:
             if not self._found.is_set() and is_lost_connection(error):
                 self._found.wait(_WAIT_FOR_REASON)
@@ -176,6 +223,8 @@ class RankController:
             if not isinstance(error, Exception):
                 raise
             raise RanksLost(self._lost) from error
+        finally:
+            self._calls.release()
 
     def _on_loss(self, sentence: str) -> None:
         """Record the first failure and end all ranks. Called in the detector's thread or in the caller's."""

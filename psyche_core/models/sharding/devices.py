@@ -6,6 +6,8 @@ share CPUs. Apple GPUs cannot be used by several processes together.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from psyche_core.errors import NoSuchDevice
@@ -28,3 +30,8 @@ def rank_device(name: str, number: int) -> torch.device:
         message = f"device {name} names {len(devices)} devices, but this machine has a rank {number}; name one for each"
         raise NoSuchDevice(message)
     return devices[number]
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a CUDA device the current one. Needed in each call: it is set per thread, and the client's threads change."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

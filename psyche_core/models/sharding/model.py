@@ -1,24 +1,28 @@
 """Rank 0's model: the optimizer uses the complete model, but its computation is divided among the ranks.
 
-`parameters` are complete float32 tensors on rank 0, with complete gradients. So optimizer, payloads, digests, checkpoints and
-model sharing do not depend on the number of ranks; results differ only by rounding. HfModel reads and checks samples and saves
-the model. At the first call of `gradients`, digests of all ranks are compared, so that a wrongly divided model is not trained.
+`parameters` are complete float32 tensors on rank 0, with complete gradients. So payloads, digests, checkpoints and model sharing
+do not depend on the number of ranks; results differ only by rounding. An optimizer may have its parts on the ranks, too. HfModel
+reads and checks samples and saves the model. At the first call of `gradients`, digests of all ranks are compared, so that a
+wrongly divided model is not trained.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from psyche_core.errors import ModelError
-from psyche_core.hookspecs import ModelContext
+from psyche_core.hookspecs import ModelContext, PartContext
+from psyche_core.interfaces.optimizer_parts import OptimizerPart, OptimizerParts
 from psyche_core.models.hf.batches import Batch
 from psyche_core.models.hf.configuration import CONFIG_FILE, Configuration
 from psyche_core.models.hf.model import HfModel
-from psyche_core.models.sharding.commands import Build, Work
+from psyche_core.models.sharding.commands import Build, Divide, Work
 from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.devices import rank_device
+from psyche_core.models.sharding.parts import RankParts
 
 
 class ShardedModel(HfModel):
@@ -50,6 +54,7 @@ class ShardedModel(HfModel):
             attention=context.attention,
             gradient_checkpointing=context.gradient_checkpointing,
         )
+        self._ranks = parallelism.ranks
         self._own_controller = controller is None
         self._controller = controller or RankController(parallelism, device_name=context.device)
         try:
@@ -71,6 +76,15 @@ class ShardedModel(HfModel):
     def controller(self) -> RankController:
         """The group of ranks, for code that manages processes."""
         return self._controller
+
+    def optimizer_parts(
+        self, optimizer: str, *, settings: Any, create_part: Callable[[PartContext], OptimizerPart]
+    ) -> OptimizerParts:
+        """Make a part of an optimizer on each rank, see `Model.optimizer_parts`. settings: a pydantic model."""
+        given = settings.model_dump_json(exclude_unset=True).encode()
+        divide = Divide(optimizer=optimizer, settings=given)
+        number = self._controller.divide_optimizer(divide, settings=settings, create_part=create_part)
+        return RankParts(self._controller, number=number, count=self._ranks)
 
     def close(self) -> None:
         """End the other ranks if this model started them. Idempotent."""

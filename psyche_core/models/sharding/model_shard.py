@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -20,6 +19,7 @@ from psyche_core.models.hf.empty_model import build_empty_model, write_buffers
 from psyche_core.models.hf.replica import Replica
 from psyche_core.models.sharding.batch_split import passes_of
 from psyche_core.models.sharding.commands import Build, Work
+from psyche_core.models.sharding.devices import on_device
 from psyche_core.models.sharding.group.collectives import TorchGroup
 
 _DIGEST_BYTES = 32
@@ -37,7 +37,7 @@ class ModelShard:
         buffers: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self._group = group
-        with self._on_device():
+        with on_device(group.device):
             module, configuration = build_empty_model(
                 build.config, attention=build.attention, gradient_checkpointing=build.gradient_checkpointing
             )
@@ -57,7 +57,7 @@ class ModelShard:
         Returns on rank 0 the cross-entropy in nats, summed over the batch, and 0 on the other ranks.
         """
         group = self._group
-        with self._on_device():
+        with on_device(self._group.device):
             shared = self._share(work, batch)
             self._engine.scatter(weights)
             self._engine.drop_gradients()
@@ -77,7 +77,7 @@ class ModelShard:
 
     def gradients(self, into: Mapping[str, torch.nn.Parameter] | None = None) -> None:
         """Collect the complete gradients on rank 0. into: rank 0's parameters, whose `.grad` is set."""
-        with self._on_device():
+        with on_device(self._group.device):
             for name in self._engine.placements:
                 whole = self._engine.gather_full(name)
                 if into is not None:
@@ -90,7 +90,7 @@ class ModelShard:
             return
 
         digests = b"".join(_digest(self._engine.local_grad(name)) for name in names)
-        with self._on_device():
+        with on_device(self._group.device):
             gathered = group.gather(torch.frombuffer(bytearray(digests), dtype=torch.uint8).to(group.device))
         if gathered is None:
             return
@@ -140,11 +140,6 @@ class ModelShard:
         targets = shared(None if batch is None else batch.targets, work.length - 1)
         positions = shared(None if batch is None else batch.positions, work.length) if work.positions else None
         return Batch(ids, targets, positions, work.packed)
-
-    def _on_device(self) -> AbstractContextManager[object]:
-        """Make our CUDA device the current one. Needed in each call: it is set per thread, and the client's threads change."""
-        device = self._group.device
-        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _digest(gradient: torch.Tensor | None) -> bytes:

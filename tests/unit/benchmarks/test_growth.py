@@ -48,6 +48,18 @@ def test_a_made_up_payload_passes_the_check_and_is_as_long_as_a_real_one() -> No
     assert len(set(made)) == 3
 
 
+def test_ranks_are_measured() -> None:
+    code = (
+        "import json; from benchmarks.growth import ranks; print(json.dumps(ranks.measure([1, 2], '4M', say=lambda text: None)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    one, two = json.loads(done.stdout).values()
+    assert one["parameters"] == two["parameters"] > 4e6
+    assert one["largest_other_mb"] is None
+    assert 0 < two["rank_0_mb"] < one["rank_0_mb"], "half of masters and delta are elsewhere"
+
+
 @pytest.mark.slow
 @pytest.mark.quic
 def test_a_mesh_is_measured() -> None:

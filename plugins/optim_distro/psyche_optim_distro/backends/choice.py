@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,8 @@ from psyche_optim_distro.chunks.tiles import Workspace
 from psyche_optim_distro.compress import Compressor
 from psyche_optim_distro.direction.aggregation import Aggregator
 from psyche_optim_distro.direction.clip import Clip
+from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.coefficients import Coefficients, as_coefficients
 from psyche_optim_distro.update import SecondStage, Updater
 from psyche_optim_distro.value_format import ValueFormat
 
@@ -69,3 +72,25 @@ def updater_for(
         return TorchVoteUpdater(layout, aggregator, rates, second_stage=second_stage)
 
     return TorchValueUpdater(layout, aggregator, values, rates, second_stage=second_stage)
+
+
+def decoder_for(layout: Layout, values: ValueFormat, device: torch.device, *, compiled: bool) -> Callable[[bytes], Coefficients]:
+    """Return the fastest function that checks and decodes a payload. It may be called in any thread.
+
+    It raises PayloadRejected, never anything else. compiled: whether the numba backend may be used.
+    """
+    if compiled and values is ValueFormat.SIGNS and device.type == "cpu" and numba_available():
+        from psyche_optim_distro.backends.numba.update import NumbaUpdater
+
+        updater = NumbaUpdater(layout)
+
+        def votes(payload: bytes) -> Coefficients:
+            decoded = updater.decode(payload)
+            return Coefficients(decoded.places, decoded.counts)
+
+        return votes
+
+    def selection(payload: bytes) -> Coefficients:
+        return as_coefficients(layout, codec.decode(layout, payload, values=values), signs=values is ValueFormat.SIGNS)
+
+    return selection

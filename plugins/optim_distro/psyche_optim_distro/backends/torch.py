@@ -16,6 +16,7 @@ from psyche_optim_distro.chunks.transform import as_blocks, encode
 from psyche_optim_distro.compress import Compressor, add_sent, dct_bases, delta_blocks
 from psyche_optim_distro.direction.aggregation import Aggregator, TileVotes
 from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.coefficients import Coefficients, as_selection
 from psyche_optim_distro.payload.top_k import CoefficientTables, Selection, TopKSelector
 from psyche_optim_distro.preconditioner import Preconditioner
 from psyche_optim_distro.update import SecondStage, Updater
@@ -96,6 +97,10 @@ class TorchVoteUpdater(Updater[TileVotes]):
         """Return the votes of a payload by tile. Raises PayloadRejected."""
         return self._aggregator.votes(codec.decode(self._layout, payload, values=ValueFormat.SIGNS))
 
+    def take(self, coefficients: Coefficients) -> TileVotes:
+        """See `Updater.take`."""
+        return self._aggregator.votes(as_selection(self._layout, coefficients))
+
     def update(self, masters: Tensor, decoded: Sequence[TileVotes], *, learning_rate: float, weight_decay: float) -> None:
         """See `Updater.update`."""
         directions = self._aggregator.vote_directions(decoded, signs=self._second_stage is None)
@@ -129,6 +134,10 @@ class TorchValueUpdater(Updater[Selection]):
     def decode(self, payload: bytes) -> Selection:
         """Return the coefficients of a payload. Raises PayloadRejected."""
         return codec.decode(self._layout, payload, values=self._values)
+
+    def take(self, coefficients: Coefficients) -> Selection:
+        """See `Updater.take`."""
+        return as_selection(self._layout, coefficients)
 
     def update(self, masters: Tensor, decoded: Sequence[Selection], *, learning_rate: float, weight_decay: float) -> None:
         """See `Updater.update`."""

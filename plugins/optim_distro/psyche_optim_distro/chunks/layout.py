@@ -117,6 +117,7 @@ class Layout:
     chunk_class: IntArray
     chunk_rank: IntArray
     fingerprint: bytes
+    sides: tuple[int, ...]
 
     def slots(self, chunks: IntArray, indices: IntArray) -> IntArray:
         """Return positions of coefficients in a flat buffer, int64 [n].
@@ -194,6 +195,7 @@ def build_layout(shapes: Mapping[str, Sequence[int]], *, chunk: int, topk: int) 
         chunk_class=chunk_class,
         chunk_rank=chunk_rank,
         fingerprint=_fingerprint(cuts, chunk, topk),
+        sides=tuple(sorted({side for group in groups for side in (group.height, group.width)})),
     )
 
 

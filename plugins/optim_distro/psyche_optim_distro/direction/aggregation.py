@@ -65,7 +65,7 @@ class Aggregator:
     ) -> None:
         self._layout = layout
         self._device = device
-        sizes = sorted({size for group in layout.groups for size in (group.height, group.width)})
+        sizes = list(layout.sides)
         self._bits = min((operand_bits(size) for size in sizes), default=MAX_OPERAND_BITS)
         self._tiles = tiles_of(layout, device)
         tile_class = layout.chunk_class[[tile.first_chunk for tile in self._tiles]]

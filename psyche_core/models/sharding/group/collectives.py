@@ -115,6 +115,14 @@ class TorchGroup(RankGroup):
         """Replace the tensor by its sum over our data or tensor group."""
         dist.all_reduce(tensor, group=self._mesh.get_group(over))
 
+    def send_to(self, rank: int, tensor: torch.Tensor) -> None:
+        """Send a contiguous tensor on our device to another rank, which calls `receive_from`."""
+        dist.send(tensor, dst=rank)
+
+    def receive_from(self, rank: int, into: torch.Tensor) -> None:
+        """Write the tensor that another rank sends us into a contiguous one of the same shape and dtype on our device."""
+        dist.recv(into, src=rank)
+
     def send(self, command: Command) -> None:
         """Rank 0: wake the other ranks and send them a command."""
         data = encode(command)

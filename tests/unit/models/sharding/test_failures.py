@@ -21,7 +21,9 @@ import torch
 from psyche_core.builtin.hf_models import divide
 from psyche_core.errors import ModelError, RanksLost, WireError
 from psyche_core.hookspecs import ModelContext, Parallelism
+from psyche_core.interfaces.optimizer_parts import PartValues
 from psyche_core.models.sharding import model_shard
+from psyche_core.models.sharding.commands import Divide
 from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.dtensor import DTensorEngine
 from psyche_core.models.sharding.group import collectives
@@ -31,6 +33,8 @@ from psyche_core.models.sharding.group.rendezvous import GroupSettings, invite, 
 from psyche_core.models.sharding.model import ShardedModel
 from psyche_core.testing.model import ModelConformance
 from psyche_core.testing.tiny_models import LLAMA
+from psyche_optim_distro.hooks import create_part
+from psyche_optim_distro.settings import DistroSettings
 
 SECONDS = 60.0
 SECRET = b"only for those who know it"
@@ -303,3 +307,30 @@ def test_ranks_wait_for_work_without_a_limit(monkeypatch: pytest.MonkeyPatch) ->
 def test_nobody_at_the_address_is_a_sentence() -> None:
     with pytest.raises(ModelError, match=r"nobody answers at 127\.0\.0\.1:1 "):
         reach_store("127.0.0.1", 1, seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    ("divide", "sentence"),
+    [
+        (
+            Divide(optimizer="Distro", settings=b'{"nonsense": 1}'),
+            "rank 1: the optimizer Distro of this machine refuses the run's settings (1 validation error for DistroSettings",
+        ),
+        (Divide(optimizer="AdamW", settings=b"{}"), "rank 1: the optimizer AdamW of this machine cannot be divided; install the"),
+    ],
+    ids=["settings", "not divided"],
+)
+def test_a_rank_whose_optimizer_is_another_ends_all_with_a_sentence(
+    start_controller: StartController, context: ModelContext, divide: Divide, sentence: str
+) -> None:
+    parallelism = Parallelism(tensor=2)
+    controller = start_controller(parallelism)
+    model_of(context, controller, parallelism)
+
+    def use() -> None:
+        number = controller.divide_optimizer(divide, settings=DistroSettings(), create_part=create_part)
+        controller.call_parts(number, "bound", [PartValues(), PartValues()], into=[{}, {}])
+
+    with pytest.raises(RanksLost) as raised:
+        use()
+    assert sentence in str(raised.value)

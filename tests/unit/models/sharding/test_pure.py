@@ -15,7 +15,7 @@ from psyche_core.interfaces.data import IGNORED_LABEL
 from psyche_core.interfaces.sharding import Place, Placement
 from psyche_core.models.hf.batches import Batch
 from psyche_core.models.sharding.batch_split import pass_count, passes_of, shard_rows
-from psyche_core.models.sharding.commands import MAX_SIZE, Build, Command, End, Work, decode, encode
+from psyche_core.models.sharding.commands import MAX_SIZE, Build, Call, Command, Divide, End, Work, decode, encode
 from psyche_core.models.sharding.plans import PLANS, plan_of
 from psyche_core.wire.codec import encode as encode_cbor
 
@@ -140,6 +140,8 @@ COMMANDS = st.one_of(
         micro_batch_size=st.integers(1, 1000),
         predictions=st.integers(1, MAX_SIZE - 1),
     ),
+    st.builds(Divide, optimizer=st.sampled_from(["Distro", "Mine"]), settings=st.binary(max_size=300)),
+    st.builds(Call, method=st.sampled_from(["apply", ""])),
     st.just(End()),
 )
 

@@ -30,6 +30,7 @@ from psyche_optim_distro.chunks.rates import Rates, cut_by_rate, factors
 from psyche_optim_distro.direction.aggregation import mean_of_votes
 from psyche_optim_distro.payload import codec
 from psyche_optim_distro.payload.bit_packing import padding_is_zero
+from psyche_optim_distro.payload.coefficients import Coefficients
 from psyche_optim_distro.update import Updater
 from psyche_optim_distro.value_format import ValueFormat
 
@@ -61,9 +62,7 @@ class NumbaUpdater(Updater[ChunkVotes]):
         self._layout = layout
         self._update_group = update_group_clipped if clipped else update_group
         self._rated = [cut_by_rate(group, layout, rates) for group in layout.groups]
-        self._bases = {
-            size: inverse_basis(size) for size in {side for group in layout.groups for side in (group.height, group.width)}
-        }
+        self._bases = {size: inverse_basis(size) for size in layout.sides}
         self._bits = min((basis.bits for basis in self._bases.values()), default=1)
         self._means = mean_of_votes(self._bits).float().numpy()
         largest = max((entry.size for entry in layout.classes), default=1)
@@ -88,6 +87,10 @@ class NumbaUpdater(Updater[ChunkVotes]):
             return ChunkVotes(np.empty(0, self._place_type), np.empty(0, np.uint16))
 
         return ChunkVotes(np.concatenate(places), np.concatenate(counts))
+
+    def take(self, coefficients: Coefficients) -> ChunkVotes:
+        """See `Updater.take`."""
+        return ChunkVotes(coefficients.places, coefficients.counts)
 
     def update(self, masters: Tensor, decoded: Sequence[ChunkVotes], *, learning_rate: float, weight_decay: float) -> None:
         """See `Updater.update`."""
