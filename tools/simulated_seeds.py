@@ -54,6 +54,10 @@ _PAY_AFTER_A_CHECK = (
     "runs that check shares pay newcomers later, and no seed checks any; ballots and digests are counted once, not for each slot "
     "and message; fingerprints of 100 runs are equal"
 )
+_NEIGHBOURS = (
+    "the action that names the members carries their epoch's seed, of which a simulated transport makes nothing, and there are two "
+    "cheats more, which no seed draws; fingerprints of 100 runs are equal"
+)
 EARLIER_ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "83c93cdbbf9759a6": {"190cb9b3e6d3d9c9": _LATER_STRAGGLERS},
@@ -69,6 +73,13 @@ EARLIER_ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "a79c378a9a2f6746": {
             "18508d6b10f2a509": _PAY_AFTER_A_CHECK,
             "efdb93bb55496eee": f"{_ONE_CHEAT_MORE}; {_PAY_AFTER_A_CHECK}",
+            "83c93cdbbf9759a6": f"{_SENTENCES}; then as the ones after it",
+            "190cb9b3e6d3d9c9": f"{_LATER_STRAGGLERS}; then as the ones after it",
+        },
+        "1a857e9b7042e9c4": {
+            "a79c378a9a2f6746": _NEIGHBOURS,
+            "18508d6b10f2a509": f"{_PAY_AFTER_A_CHECK}; {_NEIGHBOURS}",
+            "efdb93bb55496eee": f"{_ONE_CHEAT_MORE}; then as the ones after it",
             "83c93cdbbf9759a6": f"{_SENTENCES}; then as the ones after it",
             "190cb9b3e6d3d9c9": f"{_LATER_STRAGGLERS}; then as the ones after it",
         },
