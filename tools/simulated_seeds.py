@@ -55,8 +55,8 @@ _PAY_AFTER_A_CHECK = (
     "and message; fingerprints of 100 runs are equal"
 )
 _NEIGHBOURS = (
-    "the action that names the members carries their epoch's seed, of which a simulated transport makes nothing, and there are two "
-    "cheats more, which no seed draws; fingerprints of 100 runs are equal"
+    "the action that names the members carries their epoch's seed, which no simulated transport uses, and there are two cheats "
+    "more, which no seed draws; fingerprints of 100 runs are equal"
 )
 EARLIER_ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {

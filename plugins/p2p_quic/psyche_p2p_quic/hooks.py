@@ -35,7 +35,7 @@ def psyche_register_transports() -> list[TransportRegistration]:
     return [
         TransportRegistration(
             name="quic",
-            summary="QUIC connections between all members of the epoch (iroh); blobs are verified by hash",
+            summary="QUIC connections between members of the epoch (iroh), all or a few of many; blobs are verified by hash",
             create=create,
             settings=QuicOptions,
         )
