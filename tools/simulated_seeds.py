@@ -76,7 +76,7 @@ EARLIER_ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "83c93cdbbf9759a6": f"{_SENTENCES}; then as the ones after it",
             "190cb9b3e6d3d9c9": f"{_LATER_STRAGGLERS}; then as the ones after it",
         },
-        "1a857e9b7042e9c4": {
+        "12be4fafe60226df": {
             "a79c378a9a2f6746": _NEIGHBOURS,
             "18508d6b10f2a509": f"{_PAY_AFTER_A_CHECK}; {_NEIGHBOURS}",
             "efdb93bb55496eee": f"{_ONE_CHEAT_MORE}; then as the ones after it",

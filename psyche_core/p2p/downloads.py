@@ -24,6 +24,11 @@ from psyche_core.p2p.holders import HolderBook
 AT_ONCE = 2
 """Results received at once: what is complete can be passed on, so few that come soon are better than many that come late."""
 
+MOST_AT_ONCE = 16
+BYTES_AT_ONCE = 4 * 2**20
+"""Of small results so many are received at once as have this size together, MOST_AT_ONCE at most: each takes its round trips, and
+two of them would leave the line idle meanwhile."""
+
 SOURCES = 2
 PER_PEER = 8
 
@@ -40,6 +45,11 @@ class _Wanted:
     plan: FetchPlan = field(default_factory=FetchPlan)
     asked: set[bytes] = field(default_factory=set)
     source: bytes | None = None
+
+
+def at_once_of(size: int) -> int:
+    """Return how many results of a size in bytes are received or sent at once."""
+    return max(AT_ONCE, min(MOST_AT_ONCE, BYTES_AT_ONCE // max(size, 1)))
 
 
 class Downloads:
@@ -75,6 +85,10 @@ class Downloads:
     def __len__(self) -> int:
         """Return how many results we still lack."""
         return len(self._wanted)
+
+    def expect_size(self, size: int) -> None:
+        """Note how large results are, in bytes: of small ones more are received at once, see `at_once_of`."""
+        self._at_once = at_once_of(size)
 
     def want(self, name: bytes) -> None:
         """Note that we lack a result. Does nothing if that is known."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-AT_ONCE = 2
+from psyche_core.p2p.downloads import AT_ONCE, at_once_of
+
 MAX_WAITING_PER_PEER = 16
 """Twice what an honest peer lets wait (`downloads.PER_PEER`), because some of what it withdrew may be on its way."""
 
@@ -40,6 +41,10 @@ class UploadQueue:
         self._waiting[request] = None
         self._by_peer[peer] += 1
         return True
+
+    def expect_size(self, size: int) -> None:
+        """Note how large results are, in bytes: of small ones more are sent at once, see `at_once_of`."""
+        self._at_once = at_once_of(size)
 
     def begin(self) -> tuple[bytes, bytes] | None:
         """Return the next request to answer, as (result, peer), and count it as being answered; None if none may begin now."""

@@ -74,7 +74,15 @@ def plot_losses(path: Path, report: dict[str, Any], *, epoch_ends: dict[int, int
     axes.grid(visible=True, alpha=0.2)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="small")
-    figure.savefig(path, format="png")
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Draw. numpy says now and then that matplotlib's search for ticks divides invalid values, for limits that are valid."""
+    import numpy as np
+
+    with np.errstate(invalid="ignore"):
+        figure.savefig(path, format="png")
 
 
 def _columns(points: list[Any]) -> tuple[list[int], list[float]]:
@@ -100,4 +108,4 @@ def plot_rates(path: Path, rates: list[tuple[int, float]], *, title: str) -> Non
     axes.set_ylabel("learning rate")
     axes.set_ylim(bottom=0)
     axes.grid(visible=True, alpha=0.2)
-    figure.savefig(path, format="png")
+    _save(figure, path)

@@ -26,6 +26,7 @@ from psyche_p2p_quic.transport import QuicTransport
 
 pytestmark = pytest.mark.quic
 
+LARGE = 22_000_000
 HOPS_ONLY = replace(SETTINGS, visits=0, announcement_seconds=60.0, holder_seconds=60.0)
 """Nobody is dialled that is no neighbour, and nobody is asked that has announced nothing."""
 
@@ -205,7 +206,7 @@ async def test_requests_wait_for_their_turn_and_leave_when_they_are_withdrawn() 
     async def request(name: bytes) -> None:
         begun, done = events[name]
         try:
-            async with turns.turn(name, b"peer" + name, streams[name]) as granted:  # type: ignore[arg-type]
+            async with turns.turn(name, b"peer" + name, streams[name], size=LARGE) as granted:  # type: ignore[arg-type]
                 assert granted
                 begun.set()
                 await done.wait()
@@ -218,7 +219,7 @@ async def test_requests_wait_for_their_turn_and_leave_when_they_are_withdrawn() 
                 tasks.start_soon(request, name)
                 await anyio.wait_all_tasks_blocked()
             assert [name for name, (begun, _) in events.items() if begun.is_set()] == [b"1", b"2"]
-            async with turns.turn(b"3", b"peer3", Answer()) as granted:  # type: ignore[arg-type]
+            async with turns.turn(b"3", b"peer3", Answer(), size=LARGE) as granted:  # type: ignore[arg-type]
                 assert not granted, "the same peer asked for it already"
             streams[b"3"].ended.set()
             await anyio.wait_all_tasks_blocked()
@@ -234,7 +235,7 @@ async def test_a_peer_that_takes_a_result_slowly_holds_up_others_for_a_time_only
     served = anyio.Event()
 
     async def slow(name: bytes) -> None:
-        async with turns.turn(name, b"slow", Answer()):  # type: ignore[arg-type]
+        async with turns.turn(name, b"slow", Answer(), size=LARGE):  # type: ignore[arg-type]
             await served.wait()
 
     with anyio.fail_after(20):
@@ -242,6 +243,6 @@ async def test_a_peer_that_takes_a_result_slowly_holds_up_others_for_a_time_only
             tasks.start_soon(slow, b"1")
             tasks.start_soon(slow, b"2")
             await anyio.wait_all_tasks_blocked()
-            async with turns.turn(b"3", b"honest", Answer()) as granted:  # type: ignore[arg-type]
+            async with turns.turn(b"3", b"honest", Answer(), size=LARGE) as granted:  # type: ignore[arg-type]
                 assert granted
             served.set()

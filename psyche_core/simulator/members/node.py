@@ -22,6 +22,7 @@ from psyche_core.wire.messages import Message, ModelOffer, Result, seal, unseal
 
 if TYPE_CHECKING:
     from psyche_core.simulator.world import World
+    from psyche_core.types import NodeIdentity
 
 
 RESTART = 10.0
@@ -126,7 +127,7 @@ class Node(Worker):
         if action.members == self.members:
             return  # only the seed is another, and all members are connected here
 
-        self.members = action.members
+        self.members: tuple[NodeIdentity, ...] = action.members
         known = self._world.index_of
         self.peers: set[int] = {known[member.p2p] for member in action.members if member.p2p in known} - {self.index}
         self._world.network.changed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -73,6 +74,17 @@ def test_when_enough_come_a_further_one_is_withdrawn_and_asked_for_later() -> No
     assert downloads.begin(PEERS) is None
     downloads.finished(ONE)
     assert begun(downloads) == [(TWO, B)]
+
+
+@pytest.mark.parametrize(("size", "count"), [(22_000_000, 2), (1_000_000, 4), (54_000, 16), (0, 16)])
+def test_of_small_results_more_are_received_at_once(size: int, count: int) -> None:
+    names = [bytes([number]) * 8 for number in range(20)]
+    _, downloads = made({A: names, B: names, C: names}, sources=1, per_peer=20)
+    for name in names:
+        downloads.want(name)
+    downloads.expect_size(size)
+    asked = begun(downloads)
+    assert [downloads.started(*request) for request in asked].count(()) == count
 
 
 def test_who_does_not_have_what_it_announced_is_asked_last_and_not_again_for_that() -> None:

@@ -23,6 +23,16 @@ def test_a_result_sent_less_often_comes_first_then_a_peer_that_got_less_then_who
     assert answered == [(ONE, A), (TWO, C), (ONE, B), (TWO, A)]
 
 
+def test_of_small_results_more_are_sent_at_once() -> None:
+    queue = UploadQueue(per_peer=20)
+    for number in range(20):
+        assert queue.add(bytes([number]), A)
+    queue.expect_size(22_000_000)
+    assert len([request for _ in range(20) if (request := queue.begin()) is not None]) == 2
+    queue.expect_size(54_000)
+    assert len([request for _ in range(20) if (request := queue.begin()) is not None]) == 14, "16 are being sent"
+
+
 def test_what_was_withdrawn_is_not_answered_and_does_not_count_as_sent() -> None:
     queue = UploadQueue(at_once=1)
     queue.add(ONE, A)

@@ -107,7 +107,7 @@ class BlobExchange:
         blob = self._store.get(request.blob_hash)
         offer = self._offers.get(request.blob_hash)
         if blob is not None and self.results.active:
-            async with self._turns.turn(request.blob_hash, asker.peer, stream) as granted:
+            async with self._turns.turn(request.blob_hash, asker.peer, stream, size=len(blob)) as granted:
                 return await self._send(stream, blob if granted else None, most=request.max_bytes)
 
         if blob is not None or offer is None:

@@ -112,6 +112,7 @@ class Results:
         wanted = self._wanted.setdefault(name, _Wanted(blob_hash, max_bytes, now()))
         wanted.max_bytes = max(wanted.max_bytes, max_bytes)
         wanted.waiters += 1
+        self._downloads.expect_size(max_bytes)
         self._downloads.want(name)
         until = now() + timeout
         try:

@@ -27,15 +27,17 @@ class UploadTurns:
         self._names: set[bytes] = set()
 
     @asynccontextmanager
-    async def turn(self, name: bytes, peer: bytes, stream: Stream) -> AsyncIterator[bool]:
+    async def turn(self, name: bytes, peer: bytes, stream: Stream, *, size: int) -> AsyncIterator[bool]:
         """Wait for the turn of a request. False if the peer has too many requests here, or has asked for this already.
 
-        name: hash of the result. stream: its answer. Raises LinkLost if the peer withdraws the request.
+        name: hash of the result. stream: its answer. size: of the result, bytes. Raises LinkLost if the peer withdraws
+        the request.
         """
         if not self._queue.add(name, peer):
             yield False
             return
 
+        self._queue.expect_size(size)
         self._names.add(name)
         begun = self._begun[name, peer] = anyio.Event()
         complete, timer = False, None
