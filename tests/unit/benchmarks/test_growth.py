@@ -48,6 +48,8 @@ def test_a_made_up_payload_passes_the_check_and_is_as_long_as_a_real_one() -> No
     assert len(set(made)) == 3
 
 
+@pytest.mark.soak  # half a minute of three processes with torch, for a benchmark that nothing else depends on
+@pytest.mark.slow
 def test_ranks_are_measured() -> None:
     code = (
         "import json; from benchmarks.growth import ranks; print(json.dumps(ranks.measure([1, 2], '4M', say=lambda text: None)))"
