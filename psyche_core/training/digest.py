@@ -2,18 +2,19 @@
 
 The same digest, of every bit, is used for epoch ends, every round's statements and the journal, so that these can be compared
 with each other. Parameters are hashed in pieces, so that a large model uses several processors. The digest depends on the size of
-the pieces but not on the number of threads.
+the pieces but not on the number of threads. It is taken in every round, so it must be quick: a core with AVX-512 and
+instructions for SHA-256 hashes 6 GB in a second with BLAKE3, and 1.8 GB with SHA-256.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from psyche_core.interfaces.parameters import LazyParameters
@@ -21,18 +22,18 @@ from psyche_core.interfaces.parameters import LazyParameters
 PIECE = 1 << 20
 """Number of values of one piece: 4 MiB."""
 
-_TAG = b"psyche/model-digest/1"
+_TAG = b"psyche/model-digest/2"
 
 
 def full_digest(masters: Mapping[str, torch.Tensor]) -> bytes:
     """Return the digest of these masters, 32 bytes.
 
-    It is SHA-256 over a tag and, for each parameter in ascending order of names, its name and shape (see `_label`) and the
-    SHA-256 of each piece of its little-endian float32 bytes. A piece has PIECE values; the last one may be shorter. Uses as many
+    It is BLAKE3 over a tag and, for each parameter in ascending order of names, its name and shape (see `_label`) and the
+    BLAKE3 of each piece of its little-endian float32 bytes. A piece has PIECE values; the last one may be shorter. Uses as many
     threads as torch. Raises TypeError for tensors that are not float32.
     """
     if isinstance(masters, LazyParameters):  # each look-up makes a tensor: one at a time, so that there is never a whole copy
-        digest = hashlib.sha256(_TAG)
+        digest = blake3(_TAG)
         for name in sorted(masters):
             tensor = masters[name]
             digest.update(_label(name, tensor))
@@ -47,7 +48,7 @@ def full_digest(masters: Mapping[str, torch.Tensor]) -> bytes:
             hashes = iter(list(pool.map(_hashed, pieces)))
     else:
         hashes = map(_hashed, pieces)
-    digest = hashlib.sha256(_TAG)
+    digest = blake3(_TAG)
     for name in sorted(masters):
         digest.update(_label(name, masters[name]))
         for _ in range(-(-masters[name].numel() // PIECE)):
@@ -61,7 +62,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _hashed(piece: torch.Tensor) -> bytes:
-    return hashlib.sha256(float32_bytes(piece)).digest()
+    return blake3(float32_bytes(piece)).digest()
 
 
 def _label(name: str, tensor: torch.Tensor) -> bytes:

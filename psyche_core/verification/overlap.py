@@ -11,7 +11,7 @@ coefficients says nothing, and its positions are left out by whoever decodes the
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -75,18 +75,19 @@ class RecentPositions(Generic[Member]):
     limit: int = RECENT_ROUNDS
 
     def scores(self, height: int, payloads: Mapping[Member, Positions]) -> dict[Member, Overlap[Member]]:
-        """D of each payload of a round. payloads: positions by member. A member's own payloads of earlier rounds count, too."""
-        earlier = [
-            (number, member, positions)
-            for number, others in self.rounds.items()
-            if number != height
-            for member, positions in others.items()
-        ]
+        """D of each payload of a round. payloads: positions by member. A member's own payloads of earlier rounds count, too.
+
+        Raises ValueError for positions below 0 or of some 2^50 and more.
+        """
+        labels = [(number, other) for number, others in self.rounds.items() if number != height for other in others]
+        seen = [self.rounds[number][other] for number, other in labels]
+        labels += [(height, member) for member in payloads]
+        seen += payloads.values()
+        table = _Table(seen)
+        first = len(labels) - len(payloads)
         return {
-            member: _largest(
-                positions, [*earlier, *((height, other, seen) for other, seen in payloads.items() if other != member)]
-            )
-            for member, positions in payloads.items()
+            member: table.largest(positions, labels, own=first + place)
+            for place, (member, positions) in enumerate(payloads.items())
         }
 
     def with_round(self, height: int, payloads: Mapping[Member, Positions]) -> RecentPositions[Member]:
@@ -111,10 +112,32 @@ def sampled(positions: Positions, *, part: float, salt: int) -> Positions:
     return kept
 
 
-def _largest(positions: Positions, others: Iterable[tuple[int, Member, Positions]]) -> Overlap[Member]:
-    best: Overlap[Member] = Overlap(0.0)
-    for height, member, seen in others:
-        score = jaccard(positions, seen)
-        if score > best.score:
-            best = Overlap(score, member, height)
-    return best
+class _Table:
+    """Positions of many payloads in one sorted list, so that one search finds all payloads that have a position."""
+
+    def __init__(self, payloads: Sequence[Positions]) -> None:
+        self._sizes = np.array([each.size for each in payloads], dtype=np.int64)  # [payloads]
+        self._bits = max(1, len(payloads)).bit_length()
+        numbers = np.repeat(np.arange(len(payloads), dtype=np.int64), self._sizes)
+        whole = np.concatenate(payloads) if payloads else np.empty(0, dtype=np.int64)
+        if whole.size and not 0 <= int(whole.min()) <= int(whole.max()) < 1 << (60 - self._bits):
+            message = f"positions must be from 0 to 2^{60 - self._bits}, got {int(whole.min())} to {int(whole.max())}"
+            raise ValueError(message)
+
+        self._keys = np.sort((whole << self._bits) | numbers, kind="stable")  # quick where there are long sorted runs
+
+    def largest(self, positions: Positions, labels: Sequence[tuple[int, Member]], *, own: int) -> Overlap[Member]:
+        """The largest overlap with a payload other than number `own`. labels: round and member of each payload."""
+        begins = np.searchsorted(self._keys, positions << self._bits)
+        counts = np.searchsorted(self._keys, (positions + 1) << self._bits) - begins
+        places = np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts)
+        numbers = self._keys[places] & ((1 << self._bits) - 1)
+        common = np.bincount(numbers, minlength=len(labels))  # [payloads]
+        common[own] = 0
+        if not common.any():
+            return Overlap(0.0)
+
+        scores = common / (positions.size + self._sizes - common)
+        best = int(np.argmax(scores))
+        height, member = labels[best]
+        return Overlap(float(scores[best]), member, height)

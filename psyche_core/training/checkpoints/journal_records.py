@@ -25,7 +25,7 @@ from psyche_core.wire.codec import decode, encode
 from psyche_core.wire.messages import MAX_SHARE_INTERVALS
 
 MAGIC: Final = b"psyche-journal\n"
-VERSION: Final = 3
+VERSION: Final = 4
 START: Final = MAGIC + bytes((VERSION,))
 FRAME: Final = struct.Struct("<BQ8s")
 CHECK_BYTES: Final = 8

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche_core.verification.overlap import RECENT_ROUNDS, SUSPICIOUS, Positions, RecentPositions, jaccard, sampled
 
 SETS = st.sets(st.integers(-(2**62), 2**62) | st.integers(0, 30), max_size=40)
+PLACES = st.sets(st.integers(0, 2**45) | st.integers(0, 30), max_size=30)
 
 
 def positions(numbers: set[int] | range) -> Positions:
@@ -27,6 +29,31 @@ def drawn(generator: np.random.Generator) -> Positions:
 def test_jaccard_is_that_of_sets(one: set[int], other: set[int]) -> None:
     expected = len(one & other) / len(one | other) if one | other else 0.0
     assert jaccard(positions(one), positions(other)) == jaccard(positions(other), positions(one)) == expected
+
+
+@given(st.lists(st.dictionaries(st.integers(0, 4), PLACES, max_size=4), max_size=4), st.dictionaries(st.integers(0, 4), PLACES))
+def test_scores_are_the_largest_jaccard_indices_of_all_others(
+    rounds: list[dict[int, set[int]]], payloads: dict[int, set[int]]
+) -> None:
+    recent = nothing()
+    for height, others in enumerate(rounds):
+        recent = recent.with_round(height, {member: positions(numbers) for member, numbers in others.items()})
+    found = recent.scores(9, {member: positions(numbers) for member, numbers in payloads.items()})
+    assert list(found) == list(payloads)
+    for member, numbers in payloads.items():
+        others = [(height, other, seen) for height, each in enumerate(rounds) for other, seen in each.items()]
+        others += [(9, other, seen) for other, seen in payloads.items() if other != member]
+        indices = [jaccard(positions(numbers), positions(seen)) for _, _, seen in others]
+        best = max(indices, default=0.0)
+        assert found[member].score == best
+        first = others[indices.index(best)] if best else (None, None)
+        assert (found[member].height, found[member].member) == first[:2]
+
+
+@pytest.mark.parametrize("place", [-1, 2**60])
+def test_positions_that_are_no_places_of_a_model_are_refused(place: int) -> None:
+    with pytest.raises(ValueError, match="positions must be from 0"):
+        nothing().scores(0, {1: positions({place})})
 
 
 def test_a_copy_and_its_original_stand_out_and_name_each_other() -> None:
