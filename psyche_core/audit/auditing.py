@@ -10,7 +10,7 @@ from psyche_core.audit.finding import Found, FoundCheckpoint, checkpoints_in, fi
 from psyche_core.audit.lines import Histories, KnownModel, Line, line_of
 from psyche_core.audit.planning import Anchor, Plan, anchors, disagreements, of_one_run, plan
 from psyche_core.audit.replaying import Expectations, Progress, Replay, Replayed
-from psyche_core.audit.report import AuditReport
+from psyche_core.audit.report import AuditReport, Difference
 from psyche_core.audit.rounds import Rates, RoundChecker
 from psyche_core.audit.segments import Segment
 from psyche_core.audit.start import Start, from_checkpoint, from_run_file
@@ -95,7 +95,7 @@ def audit(
         planned = plan(segments, start=start.step, until=request.until)
     except InputError as error:
         raise InputError("; ".join((str(error), *line.notes))) from error
-    expected, notes = _expectations(request, found, planned, line, start=start)
+    expected, notes, damaged = _expectations(request, found, planned, line, start=start)
 
     trainer = build_trainer(
         registry_load=registry_load,
@@ -115,6 +115,7 @@ def audit(
     finally:
         trainer.close()
 
+    differences = [each for each in (done.difference, *damaged) if each is not None]
     ignored = tuple(f"{each.path} is of another run" for each in found.segments if each not in of_run)
     return AuditReport(
         run_id=request.run.run_id,
@@ -129,7 +130,7 @@ def audit(
         payload_bytes=done.payload_bytes,
         file_bytes=sum({stretch.segment.path: stretch.segment.size for stretch in planned.stretches}.values()),
         seconds=done.seconds,
-        difference=done.difference,
+        difference=min(differences, key=lambda each: each.step, default=None),
         notes=(*found.notes, *ignored, *line.notes, *notes),
         out=str(request.out) if request.out is not None and done.difference is None else None,
     )
@@ -188,12 +189,13 @@ def _line(request: AuditRequest, found: Found, segments: Sequence[Segment], *, s
 
 def _expectations(
     request: AuditRequest, found: Found, planned: Plan, line: Line, *, start: Start
-) -> tuple[Expectations, list[str]]:
-    """What others say about the steps of a plan, and a sentence for each checkpoint that is not compared."""
+) -> tuple[Expectations, list[str], list[Difference]]:
+    """What others say about the steps of a plan, a sentence for each checkpoint that is left out, and those that are damaged."""
     segments = line.segments
     by_step = anchors(planned, segments)
     decisions: dict[int, list[tuple[Decision, str]]] = {}
     notes: list[str] = []
+    damaged: list[Difference] = []
     beside = () if request.checkpoint is None else checkpoints_in(request.checkpoint)
     for each in {each.folder.resolve(): each for each in (*found.checkpoints, *beside)}.values():
         if each.folder == start.folder or not _comparable(each, request, planned, segments):
@@ -201,7 +203,7 @@ def _expectations(
         try:
             verify(each.folder, each.manifest)
         except ModelError as error:
-            notes.append(f"not compared: {error}")
+            damaged.append(Difference(each.manifest.step, f"a checkpoint is damaged: {error}", str(each.folder)))
             continue
 
         step, source = each.manifest.step, f"the checkpoint {each.folder}"
@@ -222,7 +224,7 @@ def _expectations(
             by_step.setdefault(step, []).append(Anchor(digest, f"what members signed, by {source}"))
         for step, decision in request.signed.decisions.items():
             decisions.setdefault(step, []).append((decision, source))
-    return Expectations(anchors=by_step, decisions=decisions, disagreements=disagreements(planned, segments)), notes
+    return Expectations(anchors=by_step, decisions=decisions, disagreements=disagreements(planned, segments)), notes, damaged
 
 
 def _comparable(each: FoundCheckpoint, request: AuditRequest, planned: Plan, segments: Sequence[Segment]) -> bool:

@@ -216,5 +216,8 @@ class Replay:
                     if step == self._plan.start
                     else f"the recomputed model after step {step} is {digest.hex()[:16]}…"
                 )
-                raise _DifferenceFound(step, f"{what}, and should be {anchor.digest.hex()[:16]}…", anchor.source)
+                what = f"{what}, and should be {anchor.digest.hex()[:16]}…"
+                if step == self._plan.start and self._start is None:
+                    what += "; it follows from the run file's run_id and model: is this the run's own file and base model?"
+                raise _DifferenceFound(step, what, anchor.source)
             self._done.compared += 1

@@ -14,7 +14,7 @@ UNCHECKED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first difference that an audit found, after which nothing was computed.
+    """The first difference that an audit found. After one of the computed weights, nothing was computed.
 
     step: at which it stands. what: a sentence without a full stop. source: the file that says otherwise.
     """

@@ -463,9 +463,21 @@ def test_a_checkpoint_beside_the_journals_that_says_otherwise_is_found(played: P
     assert "DIFFERENCE at step 4: the statements of witnesses that decided it are others" in answer.text
 
 
+def test_a_damaged_checkpoint_beside_the_journals_is_a_difference(played: Played) -> None:
+    (weights,) = played.checkpoint(4).glob("*.safetensors")
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    answer = played.audit(played.folder / "one" / "journals", played.checkpoint(4).parent)
+    assert answer.code == 1
+    assert "DIFFERENCE at step 4: a checkpoint is damaged: " in answer.text
+    assert "VERIFIED" not in answer.text
+
+
 def test_another_run_s_first_weights_are_not_these(played: Played) -> None:
     state = played.folder / "state.toml"
     state.write_text(state.read_text().replace('run_id = "audited"', 'run_id = "another"'))
     answer = played.audit()
     assert answer.code == 1
     assert "DIFFERENCE at step 0: the model to begin with, of step 0, is" in answer.text
+    assert "is this the run's own file and base model?" in answer.text

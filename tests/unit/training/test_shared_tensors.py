@@ -87,7 +87,7 @@ def test_an_optimizer_without_public_state_shares_exactly_its_masters() -> None:
 
 
 WITHOUT_STATE = (
-    "1d0b79862c951a971908a4e600611d38fc21561a552a4f60e33a07e270c37686",
+    "c93252f6477904164808588812d82f2697a1ad6b124772fdd933d38df9156cc0",
     "cb7305cf2a8ade404b3edd81f6a7faf208f507fa7ec7d3c45543c2fadc4a5872",
 )
 """Of the version before public state (commit d5e857c): full digest, and SHA-256 of the encoded manifest."""
