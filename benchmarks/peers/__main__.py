@@ -84,6 +84,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tune", action="store_true", help="try three rates for each system first, unshaped, and use the best")
     parser.add_argument("--at-seconds", type=float, help="when the table's loss is (default: a quarter of --seconds)")
     parser.add_argument("--at-tokens", type=int, help="the same in tokens (default: half of --steps)")
+    parser.add_argument("--target-loss", type=float, default=5.5, help="the loss whose time the table says (%(default)s)")
     parser.add_argument("--cache", type=Path, required=True, help="folder for the peers' environments, gigabytes; kept")
     parser.add_argument("--own-torch", action="store_true", help="torch's own systems use this environment, nothing is installed")
     parser.add_argument("--out", type=Path, required=True, help="folder for cells.jsonl, table.md and loss.png")
@@ -271,8 +272,11 @@ def _environments(given: argparse.Namespace) -> tuple[dict[str, Path], dict[str,
 
 
 def _report(given: argparse.Namespace, found: dict[str, dict[str, Any]], *, parameters: int, factors: dict[str, float]) -> None:
-    rows = report.rows(found, seconds=given.at_seconds, tokens=given.at_tokens)
-    parts = [report.table(rows, seconds=given.at_seconds, tokens=given.at_tokens), report.fault_table(found)]
+    rows = report.rows(found, seconds=given.at_seconds, tokens=given.at_tokens, loss=given.target_loss)
+    parts = [
+        report.table(rows, seconds=given.at_seconds, tokens=given.at_tokens, loss=given.target_loss),
+        report.fault_table(found),
+    ]
     text = "\n\n".join(part for part in parts if part)
     (given.out / "table.md").write_text(text + "\n")
     report.figure(found, given.out / "loss.png")
@@ -291,6 +295,7 @@ def _report(given: argparse.Namespace, found: dict[str, dict[str, Any]], *, para
         "rate_factors": factors,
         "at_seconds": given.at_seconds,
         "at_tokens": given.at_tokens,
+        "target_loss": given.target_loss,
         "rows": rows,
         "faults": [cell for cell in found.values() if cell["fault"]],
     }

@@ -115,6 +115,17 @@ def loss_at(curve: Sequence[Sequence[float]], amount: float, *, column: int) -> 
     return None
 
 
+def time_to(curve: Sequence[Sequence[float]], loss: float) -> float | None:
+    """Seconds until a curve first has a loss, between two points; None if it never has."""
+    points = [(point[0], point[-1]) for point in curve]
+    if points and points[0][1] <= loss:
+        return round(points[0][0], 1)
+    for (low, before), (high, after) in pairwise(points):
+        if after <= loss:
+            return round(low + (high - low) * (before - loss) / (before - after), 1)
+    return None
+
+
 def changes(steps: Sequence[Step]) -> list[float]:
     """When a member's weights changed: at each step, or where it tells that they did."""
     updates = [0, *(step.update or 0 for step in steps)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.measures import loss_at
+from benchmarks.peers.measures import loss_at, time_to
 from benchmarks.peers.systems import BASE, SYSTEMS
 
 _SECONDS, _TOKENS = 0, 1
@@ -22,6 +22,7 @@ COLUMNS = (
     ("memory", "memory"),
     ("loss_after_seconds", "loss after {seconds:g} s"),
     ("loss_after_tokens", "loss after {tokens:,} tokens"),
+    ("time_to_loss", "s to loss {loss:g}"),
 )
 
 
@@ -30,11 +31,12 @@ def speed_name(megabits: float | None) -> str:
     return "unshaped" if megabits is None else f"{megabits:g} Mbit/s"
 
 
-def rows(cells: Mapping[str, dict[str, Any]], *, seconds: float, tokens: int) -> list[dict[str, Any]]:
+def rows(cells: Mapping[str, dict[str, Any]], *, seconds: float, tokens: int, loss: float) -> list[dict[str, Any]]:
     """One row for each cell that trained, in the order of speeds and systems, with what follows from several cells.
 
     busy_share: what computing alone takes of a mean step. other_cpu_per_step: processor seconds besides forward and backward of
     computing alone. loss_after_seconds, loss_after_tokens: validation loss, None where a run did not get so far.
+    time_to_loss: seconds since members were started until the validation loss is `loss`, None likewise.
     """
     trained = [cell for cell in cells.values() if not cell["fault"] and "tuning" not in cell]
     base = next((cell for cell in trained if cell["system"] == BASE and cell.get("busy_cpu_per_step")), None)
@@ -45,6 +47,7 @@ def rows(cells: Mapping[str, dict[str, Any]], *, seconds: float, tokens: int) ->
         curve = cell.get("validation", [])
         row["loss_after_seconds"] = loss_at(curve, seconds, column=_SECONDS)
         row["loss_after_tokens"] = loss_at(curve, tokens, column=_TOKENS)
+        row["time_to_loss"] = time_to(curve, loss)
         if base is not None and cell.get("step_mean_s"):
             row["busy_share"] = round(base["busy_per_step_s"] / cell["step_mean_s"], 3)
             row["other_cpu_per_step"] = round(cell["cpu_per_step"] - base["busy_cpu_per_step"], 4)
@@ -52,11 +55,11 @@ def rows(cells: Mapping[str, dict[str, Any]], *, seconds: float, tokens: int) ->
     return found
 
 
-def table(rows: Sequence[Mapping[str, Any]], *, seconds: float, tokens: int) -> str:
+def table(rows: Sequence[Mapping[str, Any]], *, seconds: float, tokens: int, loss: float) -> str:
     """A Markdown table for each speed."""
     parts = []
     for speed in dict.fromkeys(row["megabits"] for row in rows):
-        heads = [title.format(seconds=seconds, tokens=tokens) for _, title in COLUMNS]
+        heads = [title.format(seconds=seconds, tokens=tokens, loss=loss) for _, title in COLUMNS]
         lines = [f"{speed_name(speed)}:", "", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
         for row in rows:
             if row["megabits"] == speed:

@@ -127,6 +127,10 @@ def test_a_loss_is_read_between_points_and_not_beyond() -> None:
     assert measures.loss_at(curve, 200, column=1) == 5.0
     assert measures.loss_at(curve, 21.0, column=0) is None
     assert measures.loss_at(curve, 9.0, column=0) is None
+    assert measures.time_to(curve, 5.25) == 17.5
+    assert measures.time_to(curve, 6.5) == 10.0
+    assert measures.time_to(curve, 4.9) is None
+    assert measures.time_to([], 5.0) is None
 
 
 def after_kill(told: measures.Told, *, needed: int, **more: Any) -> dict[str, Any] | None:
@@ -258,14 +262,15 @@ def test_the_table_compares_with_computing_alone() -> None:
         "ddp": cell("ddp", 10.0, step_s=4.0, step_mean_s=4.0, cpu_per_step=1.4, sent_per_step=34e6, validation=CURVE),
         "gone": cell("hivemind", 10.0, failed="not installed: why"),
     }  # fmt: skip
-    rows = report.rows(cells, seconds=9.0, tokens=100)
+    rows = report.rows(cells, seconds=9.0, tokens=100, loss=6.55)
     slow, failed, base = rows
     assert [row["system"] for row in rows] == ["ddp", "hivemind", "alone"]
     assert slow["busy_share"] == 0.25
     assert slow["other_cpu_per_step"] == 0.5
     assert (slow["loss_after_seconds"], slow["loss_after_tokens"]) == (6.1, None)
+    assert (slow["time_to_loss"], failed["time_to_loss"]) == (4.5, None)
     assert base["other_cpu_per_step"] == 0.1
-    text = report.table(rows, seconds=9.0, tokens=100)
+    text = report.table(rows, seconds=9.0, tokens=100, loss=6.55)
     assert "| DDP, float32 | 4.00 | 4.00 | 25% | 34 MB |" in text
     assert "| hivemind, an update a step: *not installed: why* | - |" in text
     assert failed["failed"]
