@@ -74,12 +74,7 @@ def main() -> None:
             ranks.curves,
         ),
         "chain": (
-            lambda: chain.measure(
-                many,
-                chain.QUICK_TIMED_ROUNDS if given.quick else chain.TIMED_ROUNDS,
-                QUICK_ROUNDS if given.quick else ROUNDS,
-                say=_say,
-            ),
+            lambda: chain.measure(many, QUICK_ROUNDS if given.quick else ROUNDS, say=_say, quick=given.quick),
             chain.curves,
         ),
     }

@@ -7,13 +7,15 @@ no validator, no consensus, no network, and signatures are not verified. What a 
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -32,6 +34,8 @@ from psyche_backend_solana.sending.compute_budget import DISTINCT, unit_limit
 EPOCH_ROUNDS = 60
 TIMED_ROUNDS, QUICK_TIMED_ROUNDS = 300, 10
 """Rounds of each number of members whose processor time is taken."""
+FOLLOWED_ROUNDS, QUICK_FOLLOWED_ROUNDS = 20, 3
+"""Rounds in which each transaction is compared with the coordinator in Python, and followed as a client does."""
 READ_ROUNDS = 3
 LONGEST_SECONDS = 300.0
 """The rounds over which memory is observed end after so many seconds, if they are not done."""
@@ -48,12 +52,12 @@ signature, 300 for each of two accounts that it writes."""
 Figures = dict[str, Any]
 
 
-def measure(counts: Sequence[int], timed: int, rounds: int, *, say: Callable[[str], None]) -> Figures:
+def measure(counts: Sequence[int], rounds: int, *, say: Callable[[str], None], quick: bool = False) -> Figures:
     """Figures of each number of members; `lasting`: of the largest number, by number of rounds, up to `rounds`."""
     members = {}
     for count in counts:
         say(f"chain: {count} members")
-        members[str(count)] = _of_members(count, timed)
+        members[str(count)] = _of_members(count, quick=quick)
     say(f"chain: up to {rounds} rounds of {max(counts)} members")
     small = anyio.run(small_reads)
     return {"members": members, **small, "rent": _rent(), "lasting": _apart(max(counts), rounds)}
@@ -106,12 +110,14 @@ def _units(kind: str, name: str) -> Callable[[Figures], float]:
     return lambda figures: figures["kinds"][kind][name]
 
 
-def _of_members(count: int, timed: int) -> Figures:
-    run = PlayedRun(count, rounds=READ_ROUNDS + 1)
+def _of_members(count: int, *, quick: bool) -> Figures:
+    followed = QUICK_FOLLOWED_ROUNDS if quick else FOLLOWED_ROUNDS
+    run = PlayedRun(count, rounds=followed + 1)
     joins, beginning = run.gather(), run.warm_up()
     first = run.play_round()
     follower = _Follower(run)
-    rounds = [follower.play_round() for _ in range(READ_ROUNDS)]
+    with _uncollected():
+        rounds = [follower.play_round() for _ in range(followed)]
     drain = run.play_round()
     beside = [*beginning, *run.end_epoch()]
     middle = [each for sent in rounds for each in sent]
@@ -122,13 +128,24 @@ def _of_members(count: int, timed: int) -> Figures:
         "beside": _total(beside, rounds=1, members=count),
         "reads": reads,
         "client": follower.figures(),
-        **_svm_times(count, timed),
+        **_svm_times(count, QUICK_TIMED_ROUNDS if quick else TIMED_ROUNDS),
         "arithmetic": {
             "joins": on_a_cluster([each.units for each in joins]),
             "warmup": on_a_cluster([each.units for each in beginning]),
             "round": on_a_cluster([each.units for each in rounds[-1]]),
         },
     }
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Collect no garbage: the objects of the SVM and of the other parts' libraries would be searched in a client's time."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _kinds(sent: Sequence[Sent]) -> Figures:
@@ -231,6 +248,7 @@ class _Follower:
         return {
             "decode_p50_ms": round(1e3 * _at(0.5, self._decodes), 3),
             "addition_p50_ms": round(1e3 * _at(0.5, self._additions), 3),
+            "addition_p99_ms": round(1e3 * _at(0.99, self._additions), 3),
             "addition_max_ms": round(1e3 * max(self._additions), 3),
             "round_p50_ms": round(1e3 * _at(0.5, self._rounds), 2),
         }
