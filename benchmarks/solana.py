@@ -22,19 +22,16 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 
 import anyio
 
 from benchmarks import solana_programs, solana_reading
-from plugins.backend_solana.tests.svm.coordinator_svm import CoordinatorSvm, member
-from plugins.backend_solana.tests.svm.largest import NOW, Largest, compute_units
+from benchmarks.solana_rounds import PlayedRun
+from plugins.backend_solana.tests.svm.coordinator_svm import CoordinatorSvm
+from plugins.backend_solana.tests.svm.largest import compute_units
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, INSTANCE_BYTES
-from psyche_core.coordinator import apply, commands
 from psyche_core.coordinator import canonical_image as image
-from psyche_core.coordinator.round.assignment import shares
-from psyche_core.coordinator.round.committee import witness_slots
-from psyche_core.types import MAX_CLIENTS, RunState
+from psyche_core.types import MAX_CLIENTS
 
 LAMPORTS_PER_SOL = 10**9
 SIGNATURE_LAMPORTS = 5000
@@ -53,37 +50,12 @@ def most(cases: Mapping[str, int]) -> dict[str, int]:
 
 def play(rounds: int, clients: int) -> tuple[float, int]:
     """Transactions of a round, and compute units of all of them together: means over so many rounds."""
-    chain = CoordinatorSvm(members=clients)
-    largest = Largest(torn=False, percent=0, instance=chain.instance)
-    config = largest.state.config.model_copy(update={"min_clients": 1, "warmup_time": 10_000})
-    epoch = replace(largest.state.epoch, clients=largest.state.epoch.clients[:clients], unplayed=True)
-    state = replace(
-        largest.state, config=config, run_state=RunState.Warmup, since=NOW, epoch=epoch, pending=largest.state.pending[:clients]
-    )
-    chain.begin(state)
-    sent = units = moment = 0
-
-    def do(command: commands.Command) -> int:
-        nonlocal state, moment
-        moment += 1
-        state, _ = apply(state, command, NOW + moment, chain.at(NOW + moment, moment))
-        answer = chain.do(command, state, units=None)
-        if answer.refusal is not None or chain.image != image.encode(state):
-            message = f"the chain played another round: {answer.refusal}"
-            raise AssertionError(message)
-        return answer.units
-
-    for slot in range(clients):
-        do(commands.WarmupWitness(member(slot), state.progress.epoch, slot, b"d" * 32))
-    for _ in range(rounds + 1):
-        current = state.epoch.rounds[-1]
-        given = list(shares(state, state.epoch.rounds[-2])) if current.height else []
-        for slot in witness_slots(state, current):
-            used = do(commands.Witness(member(slot), largest.statement(slot, current, seen=given)))
-            if current.height:
-                sent, units = sent + 1, units + used
-        assert state.epoch.rounds[-1].height == current.height + 1
-    return sent / rounds, units // rounds
+    run = PlayedRun(clients, rounds=rounds + 1)
+    run.gather()
+    run.warm_up()
+    run.play_round()  # the first has nothing to judge
+    sent = [each for _ in range(rounds) for each in run.play_round()]
+    return len(sent) / rounds, sum(each.units for each in sent) // rounds
 
 
 def measure(rounds: int) -> dict[str, object]:

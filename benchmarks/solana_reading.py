@@ -21,7 +21,7 @@ import argparse
 import base64
 import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -40,6 +40,8 @@ from plugins.backend_solana.tests.svm.largest import NOW, Largest
 from psyche_backend_solana.backend import SolanaBackend
 from psyche_backend_solana.following.account_reader import Follower
 from psyche_backend_solana.following.address_book import AddressBook
+from psyche_backend_solana.following.subscription import Subscription
+from psyche_backend_solana.following.watcher import Watcher
 from psyche_backend_solana.hosting.new_run import make_run
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, ACCOUNT_MAGIC, ACCOUNT_VERSION, HEADER_BYTES
@@ -68,18 +70,26 @@ _DIGEST = b"d" * 32
 
 
 class Followed:
-    """A run of 256 whose account is put on a local chain after each instruction, and read."""
+    """A run whose account is put on a local chain after each instruction, and read. rounds: of an epoch, drain round aside."""
 
-    def __init__(self, chain: LocalChain, rpc: Rpc, rounds: int) -> None:
+    def __init__(self, chain: LocalChain, rpc: Rpc, rounds: int, *, clients: int = MAX_CLIENTS) -> None:
         self._chain = chain
         self._rpc = rpc
-        self._run = Run(Pubkey(b"i" * 32), Pubkey(b"a" * 32))
-        self._follower = Follower(rpc, self._run, call_seconds=CALL_SECONDS)
-        self._largest = Largest(torn=False, percent=0, instance=bytes(self._run.account))
+        self.run = Run(Pubkey(b"i" * 32), Pubkey(b"a" * 32))
+        self._follower = Follower(rpc, self.run, call_seconds=CALL_SECONDS)
+        self._largest = Largest(torn=False, percent=0, instance=bytes(self.run.account))
         state = self._largest.state
-        config = state.config.model_copy(update={"rounds_per_epoch": rounds})
+        counts = {"rounds_per_epoch": rounds, "init_min_clients": clients, "min_clients": min(clients, state.config.min_clients)}
+        self.clients = clients
         self.state = replace(
-            state, config=config, run_state=RunState.WaitingForMembers, epoch=Epoch(), since=NOW, minimum_since=NOW
+            state,
+            config=state.config.model_copy(update=counts),
+            run_state=RunState.WaitingForMembers,
+            epoch=Epoch(),
+            pending=state.pending[:clients],
+            accounts=state.accounts[:clients],
+            since=NOW,
+            minimum_since=NOW,
         )
         self._now = NOW
         self.changes = 0
@@ -91,10 +101,10 @@ class Followed:
             + ACCOUNT_VERSION.to_bytes(4, "little")
             + bytes(4)
             + self.changes.to_bytes(8, "little")
-            + bytes(self._run.instance)
+            + bytes(self.run.instance)
         )
         body = header.ljust(HEADER_BYTES, b"\0") + image.encode(self.state)
-        await self._chain.set_account(str(self._run.account), Account(10**10, body.ljust(ACCOUNT_BYTES, b"\0"), COORDINATOR))
+        await self._chain.set_account(str(self.run.account), Account(10**10, body.ljust(ACCOUNT_BYTES, b"\0"), COORDINATOR))
 
     async def read(self) -> CoordinatorState | None:
         copy, _ = await self._follower.read(reported_nonce=self.changes)
@@ -118,18 +128,37 @@ class Followed:
             await self.do(commands.Witness(member(slot), self._largest.statement(slot, current, seen=seen)), seconds=not number)
 
 
-async def following(rounds: int) -> dict[str, int]:
-    """The bytes of an epoch. rounds: between the first and the drain round."""
+@dataclass(frozen=True, slots=True)
+class EpochReads:
+    """What a member reads: bytes, requests and changes of the account.
+
+    ends: of an epoch's warmup, first round, last round and cooldown. rounds: of `count` others. whole: bytes of all of it.
+    """
+
+    ends: tuple[int, int, int]
+    rounds: tuple[int, int, int]
+    count: int
+    whole: int
+
+    def epoch(self, rounds: int = ROUNDS) -> tuple[int, int, int]:
+        """Bytes, requests and changes of an epoch of so many rounds."""
+        pairs = zip(self.ends, self.rounds, strict=True)
+        bytes_, requests, changes = (end + part * (rounds - 1) // self.count for end, part in pairs)
+        return bytes_, requests, changes
+
+
+async def epoch_reads(rounds: int, *, clients: int = MAX_CLIENTS) -> EpochReads:
+    """Play an epoch at a local chain. rounds: between the first and the drain round."""
     settings = ChainSettings(manual_clock=True, start_time=NOW, programs={})
     async with LocalChain(settings) as chain, Rpc([Endpoint(chain.rpc_url, chain.ws_url)]) as rpc:
-        run = Followed(chain, rpc, rounds + 1)
+        run = Followed(chain, rpc, rounds + 1, clients=clients)
         await run.put()
         before = rpc.bytes_read
         await run.read()
         whole = rpc.bytes_read - before
         begun = _Counts(rpc, run)
         await run.do(commands.Tick(), seconds=10)
-        for slot in range(MAX_CLIENTS):
+        for slot in range(clients):
             await run.do(commands.WarmupWitness(member(slot), run.state.progress.epoch, slot, _DIGEST))
         await run.play_round()
         middle = _Counts(rpc, run)
@@ -138,16 +167,55 @@ async def following(rounds: int) -> dict[str, int]:
         played = _Counts(rpc, run).since(middle)
         middle_done = _Counts(rpc, run)
         await run.play_round()
-        for slot in range(MAX_CLIENTS):
+        for slot in range(clients):
             await run.do(commands.EpochDigest(member(slot), run.state.progress.epoch, slot, _DIGEST))
         await run.do(commands.Tick(), seconds=10)
         assert run.state.run_state is RunState.WaitingForMembers
-        ends = _Counts(rpc, run).since(middle_done)
-        ends = [early + late for early, late in zip(middle.since(begun), ends, strict=True)]
-        found, requests, changes = (end + part * (ROUNDS - 1) // rounds for end, part in zip(ends, played, strict=True))
+        early, late = middle.since(begun), _Counts(rpc, run).since(middle_done)
+        return EpochReads((early[0] + late[0], early[1] + late[1], early[2] + late[2]), played, rounds, whole)
+
+
+async def small_reads() -> dict[str, int]:
+    """Bytes of a websocket's notice of one change, and of the answer to one poll for a change that was not noticed."""
+    sizes: list[int] = []
+    heard = anyio.Event()
+
+    class Counted(Subscription):
+        def _receive(self, message: Any) -> None:
+            sizes.append(len(message))
+            super()._receive(message)
+            heard.set()
+
+    def forget(found: object) -> None:
+        del found
+
+    settings = ChainSettings(manual_clock=True, start_time=NOW, programs={})
+    async with LocalChain(settings) as chain, Rpc([Endpoint(chain.rpc_url, chain.ws_url)]) as rpc:
+        followed = Followed(chain, rpc, 1)
+        await followed.put()
+        listener = Counted(rpc.endpoints[0], followed.run.account, on_nonce=forget)
+        async with anyio.create_task_group() as group:
+            group.start_soon(listener.run)
+            with anyio.fail_after(CALL_SECONDS):
+                while not heard.is_set():  # a change is noticed once the subscription is there
+                    followed.changes += 1
+                    await followed.put()
+                    with anyio.move_on_after(0.05):
+                        await heard.wait()
+            group.cancel_scope.cancel()
+        before = rpc.bytes_read
+        await Watcher(rpc, followed.run, on_reading=forget, on_clock=forget).read_clock()
+        polled = rpc.bytes_read - before
+    return {"notice_bytes": sizes[0], "poll_bytes": polled}
+
+
+async def following(rounds: int) -> dict[str, int]:
+    """The bytes of an epoch. rounds: between the first and the drain round."""
+    reads = await epoch_reads(rounds)
+    found, requests, changes = reads.epoch()
     return {
         "read_bytes_per_member_epoch": found,
-        "whole_bytes_per_member_epoch": changes * whole,
+        "whole_bytes_per_member_epoch": changes * reads.whole,
         "read_requests_per_member_epoch": requests,
         "changes_per_epoch": changes,
     }
@@ -157,9 +225,10 @@ class _Counts:
     def __init__(self, rpc: Rpc, run: Followed) -> None:
         self._counts = (rpc.bytes_read, rpc.requests, run.changes)
 
-    def since(self, earlier: _Counts) -> list[int]:
+    def since(self, earlier: _Counts) -> tuple[int, int, int]:
         """Bytes, requests, changes."""
-        return [now - then for now, then in zip(self._counts, earlier._counts, strict=True)]
+        bytes_, requests, changes = (now - then for now, then in zip(self._counts, earlier._counts, strict=True))
+        return bytes_, requests, changes
 
 
 async def joined(chain: LocalChain, run_id: str, number: int, limiter: anyio.CapacityLimiter) -> None:

@@ -1,12 +1,13 @@
 """How each cost grows with members and with the model: figures at several sizes, exponents, and a plot.
 
-    python -m benchmarks.growth [optimizer] [mesh] [coordinator] [handlers] [overlay] [ranks] [--quick] [--out DIR] [--json]
+    python -m benchmarks.growth [PART ...] [--quick] [--out DIR] [--json]
 
     optimizer   compress, check and apply of DisTrO, and memory: 1 M to 1 B parameters, 1 to 256 senders
     mesh        real QUIC endpoints, each a process without torch: 8, 16, 32 and 64 members
     coordinator one server over TCP with 8 to 256 members, and its memory over 10,000 rounds
     handlers    how long the client's machine and the coordinator take for one event: 8 to 256 members
     overlay     a graph of bounded degree in virtual time: messages and results of 32 to 256 members
+    chain       a coordinator on Solana in an SVM in this process: 8 to 256 members, and memory over 10,000 rounds
     ranks       compress and apply of DisTrO divided among 1, 2 and 4 processes of one client, and their memory
 
 An exponent of 0 means that a cost is constant, 1 that it is proportional, 2 that it is quadratic; "at the end" is that of the two
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.children import enter_loopback
-from benchmarks.growth import coordinator, handlers, mesh, optimizer, overlay, ranks
+from benchmarks.growth import chain, coordinator, handlers, mesh, optimizer, overlay, ranks
 from benchmarks.growth.curves import Curve, plot, table
 
 SENDERS, QUICK_SENDERS = (1, 8, 32, 256), (1, 8, 32)
@@ -39,7 +40,7 @@ ROUNDS, QUICK_ROUNDS = 10_000, 50
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ("optimizer", "mesh", "coordinator", "handlers", "overlay", "ranks")
+    parts = ("optimizer", "mesh", "coordinator", "handlers", "overlay", "ranks", "chain")
     parser.add_argument("parts", nargs="*", choices=(*parts, []), metavar="PART", help=f"{', '.join(parts)}; default: all")
     parser.add_argument("--sizes", help=f"numbers of parameters (default: {','.join(optimizer.WIDTHS)})")
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default: 2)")
@@ -71,6 +72,10 @@ def main() -> None:
         "ranks": (
             lambda: ranks.measure(ranks.QUICK_RANKS if given.quick else ranks.RANKS, "4M" if given.quick else "64M", say=_say),
             ranks.curves,
+        ),
+        "chain": (
+            lambda: chain.measure(many, QUICK_ROUNDS if given.quick else ROUNDS, say=_say, quick=given.quick),
+            chain.curves,
         ),
     }
     report: dict[str, Any] = {"machine": platform.machine(), "python": platform.python_version()}

@@ -13,8 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.growth import coordinator, estimate, handlers, optimizer
+from benchmarks.growth import chain, coordinator, estimate, handlers, optimizer
 from benchmarks.growth.curves import curve, plot, table
+from benchmarks.solana_rounds import PlayedRun
 from psyche_core.client.machine.machine import ClientMachine
 from psyche_core.simulator import server as simulated_server
 
@@ -93,6 +94,40 @@ def test_a_coordinator_is_measured_with_members_and_over_rounds() -> None:
     assert list(figures["lasting"]) == [str(played) for played in range(2, 21, 2)]
     assert figures["members"]["4"]["bytes_per_client_per_round"] > figures["members"]["2"]["bytes_per_client_per_round"]
     assert all(each.points for each in coordinator.curves(figures))
+
+
+def test_a_coordinator_on_chain_is_measured_with_members_and_over_rounds() -> None:
+    figures = chain.measure([3, 6], 20, say=lambda text: None, quick=True)
+    few, many = (figures["members"][count] for count in ("3", "6"))
+    assert [each["round"]["transactions"] for each in (few, many)] == [3, 6], "all are witnesses"
+    assert [each["round"]["lamports"] for each in (few, many)] == [3 * 5000, 6 * 5000]
+    assert many["beside"]["transactions"] == 2 * 6 + 3, "warmup and digests of all, two ticks, a checkpoint"
+    assert {kind: found["lamports"] for kind, found in many["kinds"].items() if found["lamports"] != 5000} == {"Join": 10_000}
+    assert many["reads"]["round_changes"] == 6
+    assert many["reads"]["round_bytes"] > few["reads"]["round_bytes"] > 2 * 3 * figures["notice_bytes"]
+    assert many["client"]["round_p50_ms"] > 6 * many["client"]["decode_p50_ms"] / 2 > 0
+    assert list(figures["lasting"])[:10] == [str(played) for played in range(2, 21, 2)]
+    assert len({(each["account_bytes"], each["account_lamports"]) for each in figures["lasting"].values()}) == 1
+    assert all(each.points for each in chain.curves(figures))
+
+
+def test_time_on_a_cluster_is_that_of_its_slots() -> None:
+    alone = chain.on_a_cluster([0])
+    assert alone == {"block_units": 5000 + 2048 + 17_704, "blocks": 1, "seconds_1": 0.8, "seconds_2": 1.2}
+    fit = chain.ACCOUNT_UNITS // alone["block_units"]
+    assert chain.on_a_cluster([0] * fit)["seconds_1"] == 0.8
+    assert chain.on_a_cluster([0] * (fit + 1))["seconds_1"] == 1.2
+
+
+def test_a_chain_that_does_something_else_is_noticed() -> None:
+    run = PlayedRun(3, rounds=2)
+    run.gather()
+    run.warm_up()
+    before, statement = run.state, next(run.statements())
+    run.do(statement)
+    run.state = before
+    with pytest.raises(AssertionError, match="something else at Witness: DuplicateWitness"):
+        run.do(statement)
 
 
 def test_an_estimate_is_the_codec_s_length_and_grows_as_it_says() -> None:

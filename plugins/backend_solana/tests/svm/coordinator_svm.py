@@ -20,7 +20,7 @@ from solders.keypair import Keypair
 from solders.litesvm import FeatureSet, LiteSVM
 from solders.pubkey import Pubkey
 from solders.transaction import Transaction
-from solders.transaction_metadata import FailedTransactionMetadata
+from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 
 from plugins.backend_solana.tests.svm.refusals import coordinator_refusal
 from psyche_backend_solana import programs
@@ -207,12 +207,16 @@ class CoordinatorSvm:
         transaction = Transaction.new_signed_with_payer(
             [*budget, *instructions], signers[0].pubkey(), list(signers), Hash.default()
         )
-        result = self.svm.send_transaction(transaction)
+        result = self.hand_in(transaction)
         if isinstance(result, FailedTransactionMetadata):
             meta = result.meta()
             return Answer(_refusal(result.err(), [*budget, *instructions]), meta.compute_units_consumed(), tuple(meta.logs()))
 
         return Answer(None, result.compute_units_consumed(), tuple(result.logs()))
+
+    def hand_in(self, transaction: Transaction) -> TransactionMetadata | FailedTransactionMetadata:
+        """Have the SVM execute a signed transaction. Whoever measures transactions overrides this."""
+        return self.svm.send_transaction(transaction)
 
     def do(self, command: Command, state: CoordinatorState, *, units: int | None = MOST_UNITS) -> Answer:
         """Send a command. state: the one it is about, for what a proof of equivocation has to name."""
