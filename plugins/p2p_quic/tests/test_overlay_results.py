@@ -33,7 +33,7 @@ HOPS_ONLY = replace(SETTINGS, visits=0, announcement_seconds=60.0, holder_second
 
 async def all_fetch(members: list[QuicTransport], blob_hash: bytes, author: QuicTransport) -> None:
     async def fetch(member: QuicTransport) -> None:
-        got = await member.fetch(blob_hash, sources=[author.peer_id], max_bytes=len(BLOB), timeout=60, tag=1)
+        got = await member.fetch(blob_hash, sources=[author.peer_id], max_bytes=len(BLOB), timeout=60, tag=1, wanted_by_all=True)
         assert got == BLOB
 
     async with anyio.create_task_group() as tasks:
@@ -60,7 +60,7 @@ async def test_who_connects_late_is_told_what_was_published_before() -> None:
         mesh_of(neighbour).sessions[author.peer_id].close(0, "a test ends it")
         await until(lambda: author.peer_id not in neighbour.stats.peers)
         await until(lambda: author.peer_id in neighbour.stats.peers)
-        assert await neighbour.fetch(blob_hash, sources=[], max_bytes=len(BLOB), timeout=30, tag=1) == BLOB
+        assert await neighbour.fetch(blob_hash, sources=[], max_bytes=len(BLOB), timeout=30, tag=1, wanted_by_all=True) == BLOB
 
 
 async def test_the_author_is_dialled_when_nobody_announces_its_result() -> None:
@@ -69,13 +69,18 @@ async def test_the_author_is_dialled_when_nobody_announces_its_result() -> None:
         author = members[0]
         far = next(member for member in members[1:] if member.peer_id not in author.stats.peers)
         blob_hash = await author.publish(BLOB, tag=1)
-        assert await far.fetch(blob_hash, sources=[author.peer_id], max_bytes=len(BLOB), timeout=60, tag=1) == BLOB
+        assert (
+            await far.fetch(blob_hash, sources=[author.peer_id], max_bytes=len(BLOB), timeout=60, tag=1, wanted_by_all=True)
+            == BLOB
+        )
 
 
 async def test_what_nobody_has_is_not_found_in_time() -> None:
     async with members_of(7, settings=HOPS_ONLY) as members:
         with pytest.raises(BlobNotFound):
-            await members[0].fetch(hashlib.sha256(b"nobody").digest(), sources=[], max_bytes=10, timeout=0.5, tag=1)
+            await members[0].fetch(
+                hashlib.sha256(b"nobody").digest(), sources=[], max_bytes=10, timeout=0.5, tag=1, wanted_by_all=True
+            )
 
 
 # --------------------------------------------------------------------------------------------------------- adversaries
@@ -153,7 +158,7 @@ async def test_a_neighbour_that_announces_a_result_and_does_not_give_it_is_given
         got = []
 
         async def fetch() -> None:
-            got.append(await victim.fetch(blob_hash, sources=[], max_bytes=len(BLOB), timeout=60, tag=1))
+            got.append(await victim.fetch(blob_hash, sources=[], max_bytes=len(BLOB), timeout=60, tag=1, wanted_by_all=True))
 
         async with anyio.create_task_group() as tasks:
             await stream.write(framed(Have((blob_hash[:16],))))
@@ -170,7 +175,10 @@ async def test_an_author_is_dialled_though_a_neighbour_says_that_it_has_its_resu
         author = next(member for member in members if member is not victim and member.peer_id not in victim.stats.peers)
         blob_hash = await author.publish(BLOB, tag=1)
         await stream.write(framed(Have((blob_hash[:16],))))
-        assert await victim.fetch(blob_hash, sources=[author.peer_id], max_bytes=len(BLOB), timeout=60, tag=1) == BLOB
+        assert (
+            await victim.fetch(blob_hash, sources=[author.peer_id], max_bytes=len(BLOB), timeout=60, tag=1, wanted_by_all=True)
+            == BLOB
+        )
 
 
 async def test_many_announcements_of_nothing_cost_little_and_no_connection() -> None:
@@ -180,7 +188,10 @@ async def test_many_announcements_of_nothing_cost_little_and_no_connection() -> 
             await stream.write(framed(Have(tuple(prefixes))))
         author = next(member for member in members if member.peer_id in victim.stats.peers)
         blob_hash = await author.publish(BLOB, tag=1)
-        assert await victim.fetch(blob_hash, sources=[author.peer_id], max_bytes=len(BLOB), timeout=60, tag=1) == BLOB
+        assert (
+            await victim.fetch(blob_hash, sources=[author.peer_id], max_bytes=len(BLOB), timeout=60, tag=1, wanted_by_all=True)
+            == BLOB
+        )
         assert victim._blobs is not None
         holders = victim._blobs.results._holders
         assert sum(len(known) for known in holders._by_peer.values()) < 2100
