@@ -57,9 +57,10 @@ async def test_who_connects_late_is_told_what_was_published_before() -> None:
         blob_hash = await author.publish(BLOB, tag=1)
         neighbour = next(member for member in others if member.peer_id in author.stats.peers)
         await anyio.sleep(0.2)  # what it was told now is forgotten with the connection
-        mesh_of(neighbour).sessions[author.peer_id].close(0, "a test ends it")
-        await until(lambda: author.peer_id not in neighbour.stats.peers)
-        await until(lambda: author.peer_id in neighbour.stats.peers)
+        sessions = mesh_of(neighbour).sessions
+        before = sessions[author.peer_id]
+        before.close(0, "a test ends it")
+        await until(lambda: sessions.get(author.peer_id) not in (None, before))
         assert await neighbour.fetch(blob_hash, sources=[], max_bytes=len(BLOB), timeout=30, tag=1, wanted_by_all=True) == BLOB
 
 
@@ -109,6 +110,23 @@ async def drips(stream: Stream) -> None:
     for at in range(len(BLOB)):
         await stream.write(BLOB[at : at + 1])
         await anyio.sleep(0.15)
+
+
+async def steadily(stream: Stream) -> None:
+    """All of it, in twenty parts that take four seconds together."""
+    await stream.write(BlobHead(True, len(BLOB)).encode())
+    for at in range(0, len(BLOB), len(BLOB) // 20):
+        await stream.write(BLOB[at : at + len(BLOB) // 20])
+        await anyio.sleep(0.2)
+    await stream.finish()
+
+
+async def trickles(stream: Stream) -> None:
+    """Ten thousand bytes a second: slow, and more than the least that a source must send."""
+    await stream.write(BlobHead(True, 10 * len(BLOB)).encode())
+    while True:
+        await stream.write(bytes(1000))
+        await anyio.sleep(0.1)
 
 
 async def answer_all(link: Link, answer: Callable[[Stream], Awaitable[None]], asked: anyio.Event) -> None:
@@ -165,6 +183,38 @@ async def test_a_neighbour_that_announces_a_result_and_does_not_give_it_is_given
             tasks.start_soon(fetch)
             await asked.wait()
             neighbour = next(member for member in members if member.peer_id in victim.stats.peers)
+            await neighbour.publish(BLOB, tag=1)
+        assert got == [BLOB]
+
+
+async def test_a_result_that_makes_progress_is_not_given_up_after_the_timeout() -> None:
+    """It takes twice the timeout; one that waits for its turn behind it is not given up either."""
+    settings = replace(HOPS_ONLY, hedge_bytes=1, stall_seconds=20.0)
+    async with with_a_false_neighbour(steadily, settings) as (victim, _, stream, _):
+        blob_hash = hashlib.sha256(BLOB).digest()
+        await stream.write(framed(Have((blob_hash[:16],))))
+        got = await victim.fetch(blob_hash, sources=[], max_bytes=len(BLOB), timeout=2, tag=1, wanted_by_all=True)
+        assert got == BLOB
+
+
+async def test_a_source_that_is_much_slower_than_others_were_is_given_up() -> None:
+    """It sends more than any source must; it is not what the line can carry."""
+    settings = replace(HOPS_ONLY, hedge_bytes=64, stall_seconds=1.0)
+    async with with_a_false_neighbour(trickles, settings) as (victim, members, stream, asked):
+        neighbour = next(member for member in members if member.peer_id in victim.stats.peers)
+        blobs = [b"%d" % number + bytes(3_000_000) for number in range(3)]
+        for blob in blobs:
+            blob_hash = await neighbour.publish(blob, tag=1)
+            await victim.fetch(blob_hash, sources=[], max_bytes=len(blob), timeout=60, tag=1, wanted_by_all=True)
+        blob_hash, got = hashlib.sha256(BLOB).digest(), []
+
+        async def fetch() -> None:
+            got.append(await victim.fetch(blob_hash, sources=[], max_bytes=10 * len(BLOB), timeout=60, tag=1, wanted_by_all=True))
+
+        async with anyio.create_task_group() as tasks:
+            await stream.write(framed(Have((blob_hash[:16],))))
+            tasks.start_soon(fetch)
+            await asked.wait()
             await neighbour.publish(BLOB, tag=1)
         assert got == [BLOB]
 
