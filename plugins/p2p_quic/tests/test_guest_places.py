@@ -13,7 +13,7 @@ from psyche_p2p_quic.settings import QuicSettings
 
 MOST = 5
 VISITS = 2
-MEMBERS = [bytes((number,)) * 32 for number in range(12)]
+MEMBERS = [bytes((number,)) * 32 for number in range(14)]
 GOAL = 32
 
 
@@ -23,7 +23,7 @@ class Places(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.guests = Guests(most=MOST, most_visits=VISITS, turn_seconds=3.0, idle_seconds=2.0)
-        self.guests.neighbours = frozenset(MEMBERS[:2])
+        self.guests.neighbours = frozenset(MEMBERS[:6])
         self.connected: set[bytes] = set()
         self.arriving: set[bytes] = set()
         self.visits: Counter[bytes] = Counter()
@@ -87,7 +87,7 @@ class Places(RuleBasedStateMachine):
         self.connected -= set(self.guests.idle({}, self.now))
         self.look()
 
-    @rule(near=st.sets(st.sampled_from(MEMBERS), max_size=3))
+    @rule(near=st.sets(st.sampled_from(MEMBERS), max_size=6))
     def has_other_neighbours(self, near: set[bytes]) -> None:
         self.arriving &= near  # as those of before, so that nothing but guests can be too much
         self.guests.neighbours = frozenset(near)

@@ -119,10 +119,11 @@ async def test_guests_and_visits_together_have_no_more_places_than_there_are() -
 
         async def watch() -> None:
             nonlocal most
-            while True:
-                mesh = mesh_of(hub)
-                most = max(most, sum(not made.closing for made in mesh.sessions.values()))
-                await mesh.changed.wait()
+            mesh = mesh_of(hub)
+            while True:  # there is no event for a dial that begins
+                open_now = {peer for peer, made in mesh.sessions.items() if not made.closing}
+                most = max(most, len(open_now | {peer for peer in mesh.members if mesh.guests.visits(peer)}))
+                await anyio.sleep(0)
 
         async def fetch(asker: QuicTransport, source: QuicTransport, blob: bytes) -> None:
             blob_hash = hashlib.sha256(blob).digest()
@@ -228,6 +229,12 @@ def test_those_whose_connection_is_being_made_take_places() -> None:
     guests = guests_of()
     assert guests.admit(THREE, [ONE, TWO, NEAR], 0.0) == (False, None)
     assert guests.admit(THREE, [ONE, THREE, NEAR], 0.0) == (True, None)
+
+
+def test_who_never_gets_further_than_connecting_keeps_nobody_from_visits() -> None:
+    guests = guests_of()
+    assert guests.admit(TWO, [ONE], 0.0) == (False, None), "the other place is that of a visit"
+    assert guests.begin_visit(THREE, [ONE]) == (True, None)
 
 
 def test_who_is_visited_is_not_hung_up() -> None:

@@ -188,7 +188,7 @@ async def test_a_neighbour_that_announces_a_result_and_does_not_give_it_is_given
 
 
 async def test_a_result_that_makes_progress_is_not_given_up_after_the_timeout() -> None:
-    """It takes twice the timeout; one that waits for its turn behind it is not given up either."""
+    """It takes twice the timeout."""
     settings = replace(HOPS_ONLY, hedge_bytes=1, stall_seconds=20.0)
     async with with_a_false_neighbour(steadily, settings) as (victim, _, stream, _):
         blob_hash = hashlib.sha256(BLOB).digest()
