@@ -76,6 +76,12 @@ class Places(RuleBasedStateMachine):
         self.guests.end_visit(peer)
         self.visits -= Counter([peer])
 
+    @rule()
+    def is_connected_with_its_neighbours(self) -> None:
+        assert self.guests.neighbours is not None
+        self.connected |= self.guests.neighbours
+        self.look()
+
     @precondition(lambda self: self.connected)
     @rule(data=st.data())
     def disconnects(self, data: st.DataObject) -> None:

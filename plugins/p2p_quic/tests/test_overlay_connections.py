@@ -263,6 +263,17 @@ def test_the_guest_that_has_been_here_longest_leaves_at_once_for_a_visit() -> No
     assert guests.admit(ONE, (), 2.0) == (True, None)
 
 
+def test_neighbours_of_before_leave_if_they_are_too_many_and_first_those_without_transfers() -> None:
+    guests = guests_of()
+    guests.neighbours = frozenset({ONE, TWO, THREE})
+    guests.present([ONE, TWO, THREE], 0.0)
+    assert guests.surplus((), ()) == []
+    guests.neighbours = frozenset({NEAR})
+    guests.present([ONE, TWO, THREE], 1.0)
+    assert guests.surplus((), [ONE, THREE]) == [TWO]
+    assert guests.surplus((), [ONE, THREE]) == []
+
+
 def test_more_visits_than_places_are_refused() -> None:
     with pytest.raises(ValueError, match="no more than 2 at once, got 3"):
         Guests(most=2, most_visits=3, turn_seconds=10.0, idle_seconds=5.0)
