@@ -131,7 +131,9 @@ class Member:
         async def fetch(key: bytes) -> None:
             blob_hash = hashlib.sha256(result_of(key, number, size)).digest()
             async with limit:
-                await self._transport.fetch(blob_hash, sources=(key,), max_bytes=size, timeout=SECONDS, tag=tag)
+                await self._transport.fetch(
+                    blob_hash, sources=(key,), max_bytes=size, timeout=SECONDS, tag=tag, wanted_by_all=True
+                )
 
         others = sorted(self._members.keys() - {own})
         first = next((place for place, key in enumerate(others) if key > own), 0)

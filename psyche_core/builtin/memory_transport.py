@@ -212,7 +212,15 @@ class MemoryTransport(Transport):
         self._network.blobs_changed(self)
 
     async def fetch(
-        self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int, keep: bool = True
+        self,
+        blob_hash: bytes,
+        *,
+        sources: Sequence[bytes],
+        max_bytes: int,
+        timeout: float,
+        tag: int,
+        keep: bool = True,
+        wanted_by_all: bool = False,  # noqa: ARG002 - all are connected
     ) -> bytes:
         """Get a blob from our store, the sources or other members; see the contract."""
         await anyio.lowlevel.checkpoint()

@@ -190,7 +190,15 @@ class Transport(AsyncResource):
 
     @abstractmethod
     async def fetch(
-        self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int, keep: bool = True
+        self,
+        blob_hash: bytes,
+        *,
+        sources: Sequence[bytes],
+        max_bytes: int,
+        timeout: float,
+        tag: int,
+        keep: bool = True,
+        wanted_by_all: bool = False,
     ) -> bytes:
         """Get a blob from our own store or offers, else from `sources` (p2p keys, best first), else from any other member.
 

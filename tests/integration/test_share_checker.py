@@ -354,6 +354,25 @@ async def test_a_part_longer_than_the_model_allows_is_not_fetched() -> None:
                 assert isinstance(await checker.fetch(act.FetchPart(long, claimed, sources, 9)), ev.PartMissing)
 
 
+@pytest.mark.anyio
+async def test_a_part_is_fetched_as_something_that_only_its_owner_has() -> None:
+    """Where not all are connected, its owner is dialled at once then."""
+    asked: list[object] = []
+
+    class Watched(MemoryTransport):
+        async def fetch(self, blob_hash: bytes, **how: Any) -> bytes:
+            asked.append(how.get("wanted_by_all", False))
+            return await super().fetch(blob_hash, **how)
+
+    key = SecretKey(hashlib.sha256(b"one").digest())
+    async with Watched(MemoryNetwork(), key.public) as transport:
+        checker = ShareChecker(transport, explain=describe_exception)
+        checker.use(Member(), step=0)
+        part = await transport.publish(b"part", tag=9)
+        assert isinstance(await checker.fetch(act.FetchPart(part, 4, (), 9)), ev.PartFetched)
+    assert asked == [False]
+
+
 @pytest.mark.parametrize("lookahead", ["delta", "payload"])
 @pytest.mark.anyio
 async def test_what_does_not_fit_the_root_is_not_recomputed_with(lookahead: Literal["delta", "payload"]) -> None:

@@ -25,10 +25,11 @@ class QuicSettings:
 
     overlay_above, overlay_degree: a run with more members than this is not connected between all, if the transport is told a
     seed: each member has at most so many neighbours, see `psyche_core.p2p.overlay`. All members of a run need the same two, or
-    they choose different neighbours; so they are no options of a member. guests: most connections that we accept of members that
-    are no neighbours. guest_idle_seconds: such a connection ends after this time without a transfer. guest_turn_seconds: after
-    this time it ends if another guest needs its place. visits: most members that we dial for transfers though they are no
-    neighbours. visit_seconds: how long only the members named as sources are asked for a blob while we dial one of them.
+    they choose different neighbours; so they are no options of a member. guests: most connections with members that are no
+    neighbours, those that are being made included. guest_idle_seconds: such a connection ends after this time without a transfer.
+    guest_turn_seconds: after this time it ends if another guest needs its place. visits: so many of these places are for members
+    that we dial for transfers, which get them even if guests have taken all. visit_seconds: how long only the members named as
+    sources are asked for a blob while we dial one of them.
 
     announcement_seconds: how long a result is waited for that no connected member has announced, holder_seconds: how long one is
     that some have, both since the last result came; then its author is dialled. turn_seconds: after this time the next result is
@@ -77,7 +78,7 @@ class QuicSettings:
     guests: int = 12
     guest_idle_seconds: float = 5.0
     guest_turn_seconds: float = 30.0
-    visits: int = 12
+    visits: int = 6
     visit_seconds: float = 2.0
     announcement_seconds: float = 10.0
     holder_seconds: float = 20.0

@@ -313,13 +313,21 @@ class QuicTransport(Transport):
         self._offers.add(Offer(blob_hash, size, read, tag, stamp))
 
     async def fetch(
-        self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int, keep: bool = True
+        self,
+        blob_hash: bytes,
+        *,
+        sources: Sequence[bytes],
+        max_bytes: int,
+        timeout: float,
+        tag: int,
+        keep: bool = True,
+        wanted_by_all: bool = False,
     ) -> bytes:
         """Get a blob, see the contract."""
         _, blobs = self._entered()
         blob = await blobs.own(blob_hash)
         if blob is None:
-            fetch = blobs.fetch_result if keep else blobs.fetch
+            fetch = blobs.fetch_result if wanted_by_all else blobs.fetch
             blob = await fetch(blob_hash, sources=sources, max_bytes=max_bytes, timeout=timeout)
             if keep and self._store.put(blob_hash, blob, tag=tag, own=False):
                 blobs.results.announce([blob_hash])

@@ -23,6 +23,7 @@ SETTINGS = QuicSettings(
     overlay_above=5,
     overlay_degree=DEGREE,
     guests=2,
+    visits=1,
     guest_idle_seconds=0.4,
     guest_turn_seconds=3600.0,
     visit_seconds=20.0,

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import pytest
@@ -229,6 +230,26 @@ async def test_a_silent_source_alone_is_not_found_within_the_timeout() -> None:
     async with false_source(silence) as (victim, _, rogue, _):
         with anyio.fail_after(10), pytest.raises(BlobNotFound):
             await victim.fetch(b"h" * 32, sources=[rogue.peer_id], max_bytes=10**6, timeout=0.3, tag=1)
+
+
+@pytest.mark.parametrize("wanted_by_all", [True, False])
+async def test_only_what_all_want_is_waited_for_as_long_as_it_comes(wanted_by_all: bool) -> None:
+    """It takes four seconds, in twenty parts."""
+
+    async def steadily(stream: Stream) -> None:
+        await stream.write(BlobHead(True, len(BLOB)).encode())
+        for at in range(0, len(BLOB), len(BLOB) // 20):
+            await stream.write(BLOB[at : at + len(BLOB) // 20])
+            await anyio.sleep(0.2)
+        await stream.finish()
+
+    async with false_source(steadily, settings=replace(SETTINGS, hedge_bytes=1, stall_seconds=20)) as (victim, _, rogue, _):
+        fetch = partial(victim.fetch, hashlib.sha256(BLOB).digest(), sources=[rogue.peer_id], max_bytes=10**6, tag=1)
+        if wanted_by_all:
+            assert await fetch(timeout=2, wanted_by_all=True) == BLOB
+        else:
+            with pytest.raises(BlobNotFound):
+                await fetch(timeout=2)
 
 
 def test_the_honest_blob_is_what_the_tests_think() -> None:

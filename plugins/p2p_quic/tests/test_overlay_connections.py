@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import pytest
@@ -105,6 +107,69 @@ async def test_members_that_are_no_neighbours_are_let_in_up_to_a_number() -> Non
         assert len(here) <= DEGREE + settings.guests
 
 
+async def test_guests_and_visits_together_have_no_more_places_than_there_are() -> None:
+    """Real endpoints: others fill the places of one member, which then visits several at the same time, and all visit it back."""
+    settings = replace(SETTINGS, guests=4, visits=2, guest_idle_seconds=3600.0)
+    async with members_of(12, settings=settings) as members:
+        overlay = graph(members)
+        hub = members[0]
+        near = set(overlay.neighbours(hub.peer_id))
+        far = [member for member in members[1:] if member.peer_id not in near]
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            mesh = mesh_of(hub)
+            while True:  # there is no event for a dial that begins
+                open_now = {peer for peer, made in mesh.sessions.items() if not made.closing}
+                most = max(most, len(open_now | {peer for peer in mesh.members if mesh.guests.visits(peer)}))
+                await anyio.sleep(0)
+
+        async def fetch(asker: QuicTransport, source: QuicTransport, blob: bytes) -> None:
+            blob_hash = hashlib.sha256(blob).digest()
+            assert await asker.fetch(blob_hash, sources=[source.peer_id], max_bytes=100, timeout=60, tag=1) == blob
+
+        for member in members:
+            await member.publish(b"of " + member.peer_id, tag=1)
+        for number in range(len(far)):
+            await hub.publish(b"%d of the hub" % number, tag=1)
+        async with anyio.create_task_group() as watching:
+            watching.start_soon(watch)
+            for number, member in enumerate(far[: settings.guests]):
+                await fetch(member, hub, b"%d of the hub" % number)
+            assert len(mesh_of(hub).sessions) == len(near) + settings.guests
+            async with anyio.create_task_group() as tasks:
+                for member in far:
+                    tasks.start_soon(fetch, hub, member, b"of " + member.peer_id)
+            watching.cancel_scope.cancel()
+        assert most == len(near) + settings.guests
+
+
+async def test_neighbours_of_before_that_are_too_many_are_let_go_at_once() -> None:
+    settings = replace(SETTINGS, guests=1, visits=1, guest_idle_seconds=3600.0)
+    async with members_of(10, settings=settings) as members:
+        await name_each_other(members, seed=None)
+        await until(lambda: all(len(member.stats.peers) == 9 for member in members))
+        await name_each_other(members)
+        await until(lambda: all(len(member.stats.peers) <= DEGREE + settings.guests for member in members))
+
+
+async def test_a_part_that_only_its_owner_has_is_fetched_from_it_at_once_and_a_result_is_waited_for() -> None:
+    """No announcement comes: nobody else wants either. A result is waited for longer than the test may last."""
+    settings = replace(SETTINGS, announcement_seconds=3600.0, holder_seconds=3600.0)
+    async with members_of(10, settings=settings) as members:
+        asker = members[0]
+        owner = next(other for other in members[1:] if other.peer_id not in graph(members).neighbours(asker.peer_id))
+        part = await owner.publish(b"a part of a share", tag=1)
+        result = await owner.publish(b"a result", tag=1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(
+                partial(asker.fetch, result, sources=[owner.peer_id], max_bytes=100, timeout=80, tag=1, wanted_by_all=True)
+            )
+            assert await asker.fetch(part, sources=[owner.peer_id], max_bytes=100, timeout=60, tag=1) == b"a part of a share"
+            tasks.cancel_scope.cancel()
+
+
 async def test_a_blob_of_a_named_member_that_is_no_neighbour_comes_and_the_connection_ends() -> None:
     async with members_of(10) as members:
         overlay = graph(members)
@@ -166,11 +231,17 @@ def test_those_whose_connection_is_being_made_take_places() -> None:
     assert guests.admit(THREE, [ONE, THREE, NEAR], 0.0) == (True, None)
 
 
-def test_who_is_visited_takes_no_place_and_is_not_hung_up() -> None:
-    guests = guests_of(most=1)
-    assert guests.begin_visit(ONE)
-    assert not guests.begin_visit(TWO), "one visit at once"
-    assert guests.begin_visit(ONE)
+def test_who_never_gets_further_than_connecting_keeps_nobody_from_visits() -> None:
+    guests = guests_of()
+    assert guests.admit(TWO, [ONE], 0.0) == (False, None), "the other place is that of a visit"
+    assert guests.begin_visit(THREE, [ONE]) == (True, None)
+
+
+def test_who_is_visited_is_not_hung_up() -> None:
+    guests = guests_of()
+    assert guests.begin_visit(ONE) == (True, None)
+    assert guests.begin_visit(TWO) == (False, None), "one visit at once"
+    assert guests.begin_visit(ONE) == (True, None)
     guests.present([ONE], 0.0)
     assert guests.admit(TWO, (), 1.0) == (True, None)
     assert guests.idle({}, 100.0) == []
@@ -180,6 +251,32 @@ def test_who_is_visited_takes_no_place_and_is_not_hung_up() -> None:
     assert not guests.seeks(ONE)
     assert guests.idle({}, 104.0) == []
     assert guests.idle({}, 105.0) == [ONE]
+
+
+def test_the_guest_that_has_been_here_longest_leaves_at_once_for_a_visit() -> None:
+    guests = guests_of()
+    guests.present([ONE], 0.0)
+    guests.present([ONE, TWO], 1.0)
+    assert guests.begin_visit(THREE) == (True, ONE)
+    assert guests.admit(ONE, (), 2.0) == (False, None), "its place is that of the visit"
+    guests.end_visit(THREE)
+    assert guests.admit(ONE, (), 2.0) == (True, None)
+
+
+def test_neighbours_of_before_leave_if_they_are_too_many_and_first_those_without_transfers() -> None:
+    guests = guests_of()
+    guests.neighbours = frozenset({ONE, TWO, THREE})
+    guests.present([ONE, TWO, THREE], 0.0)
+    assert guests.surplus((), ()) == []
+    guests.neighbours = frozenset({NEAR})
+    guests.present([ONE, TWO, THREE], 1.0)
+    assert guests.surplus((), [ONE, THREE]) == [TWO]
+    assert guests.surplus((), [ONE, THREE]) == []
+
+
+def test_more_visits_than_places_are_refused() -> None:
+    with pytest.raises(ValueError, match="no more than 2 at once, got 3"):
+        Guests(most=2, most_visits=3, turn_seconds=10.0, idle_seconds=5.0)
 
 
 def test_a_transfer_between_two_looks_keeps_a_guest() -> None:

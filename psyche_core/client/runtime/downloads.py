@@ -24,6 +24,8 @@ from psyche_core.interfaces import Transport
 logger: logging.Logger = logging.getLogger("psyche.client")
 
 FETCH_TIMEOUT = 30.0
+"""Seconds without progress after which a download is given up; the machine then asks again. See `wanted_by_all` of a fetch."""
+
 DOWNLOADS_AT_ONCE = 8
 DOWNLOAD_TURN = 2.0
 """Seconds after which an unfinished payload download no longer delays the next one."""
@@ -99,7 +101,12 @@ class PayloadDownloads:
         try:
             async with self._turn():
                 payload = await self._transport.fetch(
-                    action.payload_hash, sources=action.sources, max_bytes=limit, timeout=FETCH_TIMEOUT, tag=action.tag
+                    action.payload_hash,
+                    sources=action.sources,
+                    max_bytes=limit,
+                    timeout=FETCH_TIMEOUT,
+                    tag=action.tag,
+                    wanted_by_all=True,
                 )
         except BlobRejected as error:
             logger.warning("payload %s: %s", name, error)

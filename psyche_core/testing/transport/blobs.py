@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -250,6 +251,30 @@ class BlobTests(MeshTests):
                 await self._got(late, external, other)
             with raises(BlobNotFound, wanted):
                 await self._got(other, external, late)
+
+    async def test_what_all_want_is_fetched_and_kept_and_shares_one_transfer(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            await connected((one, other))
+            blob_hash = await one.publish(BLOB, tag=1)
+            results = []
+            fetch = partial(other.fetch, blob_hash, max_bytes=len(BLOB), timeout=TIMEOUT, tag=1)
+
+            async def wanted_by_all() -> None:
+                results.append(await fetch(sources=[one.peer_id], wanted_by_all=True))
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(5):
+                    tasks.start_soon(wanted_by_all)
+
+            self._check_one_transfer(results, other)
+            await one.aclose()
+            assert_blob(await fetch(sources=[]), BLOB)
+
+    async def test_what_all_want_and_nobody_has_is_not_found_within_the_timeout(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            await connected((one, other))
+            with raises(BlobNotFound, "fetch must raise BlobNotFound after `timeout` seconds in which nothing came"):
+                await other.fetch(b"n" * 32, sources=[one.peer_id], max_bytes=9, timeout=0.3, tag=1, wanted_by_all=True)
 
     async def test_fetches_that_do_not_keep_share_one_transfer_too(self) -> None:
         async with self.make_mesh(2) as (one, other):

@@ -135,7 +135,15 @@ class RedisTransport(Transport):
         self._offers.add(Offer(blob_hash, size, read, tag, stamp))
 
     async def fetch(
-        self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int, keep: bool = True
+        self,
+        blob_hash: bytes,
+        *,
+        sources: Sequence[bytes],
+        max_bytes: int,
+        timeout: float,
+        tag: int,
+        keep: bool = True,
+        wanted_by_all: bool = False,  # noqa: ARG002 - all are connected
     ) -> bytes:
         """Get a blob. Fetches of one hash take turns; those that waited get what the first one got."""
         own = await self._own_blob(blob_hash, max_bytes)

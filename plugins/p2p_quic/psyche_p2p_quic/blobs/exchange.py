@@ -30,6 +30,7 @@ from psyche_core.errors import BlobNotFound, BlobRejected, WireError
 from psyche_core.p2p.blob_store import BlobStore
 from psyche_core.p2p.fetch_plan import Answer, FetchPlan, Outcome
 from psyche_core.p2p.offers import Offer, OfferBook
+from psyche_core.p2p.patience import Patience
 from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.blobs.hedging import HedgedRequest, Hedging
 from psyche_p2p_quic.blobs.reading import read_body, read_head, verified
@@ -53,11 +54,15 @@ MOST_BYTES = 2**64 - 1
 
 @dataclass(slots=True)
 class _Transfer:
-    """A fetch that all callers for the same blob share. waiters: number of callers that still wait."""
+    """A fetch that all callers for the same blob share. waiters: number of callers that still wait.
+
+    received: bytes that have come so far, from all sources together.
+    """
 
     plan: FetchPlan
     max_bytes: int
     waiters: int = 0
+    received: int = 0
     task: asyncio.Task[bytes] | None = field(default=None)
 
 
@@ -173,15 +178,17 @@ class BlobExchange:
         return None if read is None else bytes(read)
 
     async def fetch_result(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float) -> bytes:
-        """Get a result: from those that announced it, and if that is in vain like any blob. Raises as `fetch` does."""
-        began = self._now()
+        """Get a result: from those that announced it, and if that is in vain like any blob.
+
+        timeout: seconds without progress. Raises as `fetch` does.
+        """
+        patience = Patience(timeout, now=self._now(), least=self._settings.hedge_bytes / self._settings.hedge_seconds)
         if self.results.active:
-            blob = await self.results.fetch(blob_hash, sources=sources, max_bytes=max_bytes, timeout=timeout)
+            blob = await self.results.fetch(blob_hash, sources=sources, max_bytes=max_bytes, patience=patience)
             if blob is not None:
                 return blob
 
-        timeout = max(0.0, timeout - (self._now() - began))
-        return await self.fetch(blob_hash, sources=sources, max_bytes=max_bytes, timeout=timeout)
+        return await self._fetch(blob_hash, sources=sources, max_bytes=max_bytes, patience=patience)
 
     def expire(self) -> None:
         """Forget what concerns results that are not kept any more."""
@@ -189,6 +196,10 @@ class BlobExchange:
 
     async def fetch(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float) -> bytes:
         """Get a blob that is not in the store. Raises BlobNotFound or BlobRejected."""
+        patience = Patience(timeout, now=self._now())
+        return await self._fetch(blob_hash, sources=sources, max_bytes=max_bytes, patience=patience)
+
+    async def _fetch(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, patience: Patience) -> bytes:
         transfer = self._transfers.get(blob_hash)
         if transfer is None or transfer.max_bytes < max_bytes:
             transfer = _Transfer(FetchPlan(sources), max_bytes)
@@ -202,7 +213,12 @@ class BlobExchange:
         assert transfer.task is not None
         transfer.waiters += 1
         try:
-            done, _ = await asyncio.wait({transfer.task}, timeout=timeout)
+            seen = transfer.received
+            while not transfer.task.done() and (left := patience.left(self._now())) > 0:
+                await asyncio.wait({transfer.task}, timeout=left)
+                patience.note(transfer.received - seen, self._now())
+                seen = transfer.received
+            done = transfer.task.done()
         finally:
             transfer.waiters -= 1
             if transfer.waiters == 0 or transfer.task.done():
@@ -211,7 +227,7 @@ class BlobExchange:
                     del self._transfers[blob_hash]
 
         if not done or transfer.task.cancelled():
-            message = f"nobody reachable had blob {blob_hash.hex()} within {timeout:g} s"
+            message = f"nobody reachable had blob {blob_hash.hex()} within {patience.timeout:g} s"
             raise BlobNotFound(message)
 
         blob = transfer.task.result()
@@ -255,7 +271,7 @@ class BlobExchange:
                         if leaves is not None:
                             await self._release(requests, leaves, plan)
                         hedging.entered(hedged, requests.values())
-                        requests[asyncio.create_task(self._ask(source, blob_hash, transfer.max_bytes, hedged))] = hedged
+                        requests[asyncio.create_task(self._ask(source, blob_hash, transfer, hedged))] = hedged
                         continue
 
                     open_still = plan.outcome(visits.askable()) is Outcome.OPEN  # a source is slow, or a member is not reachable
@@ -300,8 +316,13 @@ class BlobExchange:
 
         return {task for task in tasks if task.done()}
 
-    async def _ask(self, source: Session, blob_hash: bytes, max_bytes: int, hedged: HedgedRequest) -> bytes | Answer:
+    async def _ask(self, source: Session, blob_hash: bytes, transfer: _Transfer, hedged: HedgedRequest) -> bytes | Answer:
         """Ask one source; return the verified blob, or how the request failed."""
+
+        def count(received: int) -> None:
+            source.note_received(received)
+            transfer.received += received
+
         async with source.asking:
             try:
                 stream = await source.open()
@@ -310,8 +331,8 @@ class BlobExchange:
 
             complete = False
             try:
-                request = BlobRequest(blob_hash, min(max_bytes, MOST_BYTES))
-                stall, count = self._settings.stall_seconds, source.note_received
+                request = BlobRequest(blob_hash, min(transfer.max_bytes, MOST_BYTES))
+                stall = self._settings.stall_seconds
                 answer: BytesIO | BlobHead | Answer = await read_head(stream, request, seconds=stall, count=count)
                 if isinstance(answer, BlobHead):
                     answer = await read_body(stream, answer.length, seconds=stall, progress=hedged, count=count)

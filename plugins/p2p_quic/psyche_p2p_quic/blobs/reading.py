@@ -72,12 +72,18 @@ async def read_head(stream: Stream, request: BlobRequest, *, seconds: float, cou
 
 
 async def read_body(
-    stream: Stream, length: int, *, seconds: float, least: float = 0.0, progress: Progress, count: Callable[[int], None]
+    stream: Stream,
+    length: int,
+    *,
+    seconds: float,
+    least: Callable[[], float] = float,
+    progress: Progress,
+    count: Callable[[int], None],
 ) -> BytesIO | Answer:
     """Read a body; LOST if the stream ends before.
 
-    seconds: longest wait for one part. least: bytes a second that must come in each time of that length. Raises TimeoutError for
-    a source that is slower, and LinkLost.
+    seconds: longest wait for one part. least: returns the bytes a second that must come in each time of that length, else 0.
+    Raises TimeoutError for a source that is slower, and LinkLost.
     """
     now = asyncio.get_running_loop().time
     progress.size = length
@@ -103,7 +109,7 @@ async def read_body(
             progress.received += len(chunk)
             count(len(chunk))
             if began - looked_at >= seconds:
-                if progress.received - seen < least * (began - looked_at):
+                if progress.received - seen < least() * (began - looked_at):
                     break
                 looked_at, seen = began, progress.received
             patience.deadline = began + seconds

@@ -2,7 +2,8 @@
 
 `psyche_core.p2p.downloads` chooses which result is asked for next, and where; this module sends the requests, notices who is too
 slow, and tells neighbours what we have. A request may wait long for its turn (`upload_turns`). The first holder that begins to
-send is the source, and the others' requests are withdrawn. A source that stalls, or sends too slowly, is given up.
+send is the source, and the others' requests are withdrawn. A source that stalls, or sends too slowly, is given up; what is too
+slow, and for how long a result is waited for, says `psyche_core.p2p.patience`.
 
 Announcements may be false, and may never come. So there is an end to waiting (`fetch` returns None), and then `exchange` asks
 whoever may have the result, and dials its author.
@@ -24,6 +25,7 @@ from psyche_core.p2p.downloads import Downloads
 from psyche_core.p2p.fetch_plan import Answer
 from psyche_core.p2p.holders import HolderBook
 from psyche_core.p2p.message_log import PREFIX_BYTES
+from psyche_core.p2p.patience import Pace, Patience
 from psyche_p2p_quic.blobs.frames import BlobHead, BlobRequest
 from psyche_p2p_quic.blobs.reading import read_body, read_head, verified
 from psyche_p2p_quic.connections import session
@@ -66,7 +68,9 @@ class Results:
         self._downloads = Downloads(self._holders)
         self._wanted: dict[bytes, _Wanted] = {}
         self._requests: dict[tuple[bytes, bytes], asyncio.Task[None]] = {}
+        self._received = 0
         self._received_at = -math.inf
+        self._pace = Pace(settings.hedge_bytes / settings.hedge_seconds)
 
     @property
     def active(self) -> bool:
@@ -100,10 +104,11 @@ class Results:
         self._downloads.forget_peer(peer)
         self._pump()
 
-    async def fetch(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float) -> bytes | None:
+    async def fetch(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, patience: Patience) -> bytes | None:
         """Get a result from those that announced it; None if that takes too long, or none of them gives it.
 
-        sources: members that say, in signed messages, that they have it.
+        sources: members that say, in signed messages, that they have it. patience: until when it is waited for; it goes on while
+        results come, this one or others, since a line has room for a few only.
         """
         name, now = blob_hash[:PREFIX_BYTES], asyncio.get_running_loop().time
         for source in sources:
@@ -114,13 +119,15 @@ class Results:
         wanted.waiters += 1
         self._downloads.expect_size(max_bytes)
         self._downloads.want(name)
-        until = now() + timeout
+        seen = self._received
         try:
             self._pump()
-            while wanted.blob is None and now() < until and not self._is_hopeless(name, wanted, now()):
+            while wanted.blob is None and patience.left(now()) > 0 and not self._is_hopeless(name, wanted, now()):
                 wanted.changed = anyio.Event()
-                with anyio.move_on_after(self._settings.hedge_seconds):
+                with anyio.move_on_after(min(self._settings.hedge_seconds, patience.left(now()))):
                     await wanted.changed.wait()
+                patience.note(self._received - seen, now())
+                seen = self._received
             return wanted.blob
         finally:
             wanted.waiters -= 1
@@ -187,6 +194,10 @@ class Results:
         if source is None:
             return Answer.LOST
 
+        def count(received: int) -> None:
+            source.note_received(received)
+            self._received += received
+
         async with source.asking:
             try:
                 stream = await source.open()
@@ -195,7 +206,7 @@ class Results:
 
             complete = False
             try:
-                settings, count = self._settings, source.note_received
+                settings, now = self._settings, asyncio.get_running_loop().time
                 request = BlobRequest(wanted.blob_hash, wanted.max_bytes)
                 head = await read_head(stream, request, seconds=settings.holder_seconds, count=count)
                 if not isinstance(head, BlobHead):
@@ -206,17 +217,17 @@ class Results:
                 if others is None:
                     return Answer.RELEASED
 
-                wanted.source = peer
+                wanted.source, began = peer, now()
                 self._cancel((name, other) for other in others)
                 body = await read_body(
                     stream,
                     head.length,
                     seconds=settings.stall_seconds,
-                    least=settings.hedge_bytes / settings.hedge_seconds,
+                    least=lambda: self._pace.least,
                     progress=_Received(),
                     count=count,
                 )
-                complete = isinstance(body, BytesIO)
+                complete, took = isinstance(body, BytesIO), now() - began
             except (LinkLost, WireError, TimeoutError):
                 return Answer.LOST
             finally:
@@ -231,6 +242,7 @@ class Results:
             blame(self._mesh, source)
             return Answer.FALSE
 
+        self._pace.completed(len(blob), took)
         return blob
 
 

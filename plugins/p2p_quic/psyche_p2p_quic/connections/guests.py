@@ -1,10 +1,13 @@
 """Which members we keep a connection with where not all are neighbours, and which others may stay for a while. Pure.
 
 A member connects to its neighbours (`psyche_core.p2p.overlay`), and accepts them always. Another member comes as a guest, to
-fetch pieces of the model or of a share, or because it knows other members than we do. We visit others for the same. Guests are
-limited in number, and their connection ends when nothing has been transferred for a while. When all places are taken, the guest
-that has been here longest makes room, if it has had some time; so a few members cannot hold the places of all others for ever.
-`mesh` dials and closes.
+fetch pieces of the model or of a share, or because it knows other members than we do. We visit others for the same.
+
+Guests, visits and connections that others make just now have a number of places together, so that neighbours and these are never
+more than a member should have. Some of the places are kept for visits: guests may have them as long as nobody is visited, and
+then the guest that has been here longest leaves at once. So neither can keep the other out. A guest's connection ends when
+nothing has been transferred for a while. When all places are taken, the guest that has been here longest makes room for another,
+if it has had some time; so a few members cannot hold the places of all others for ever. `mesh` dials and closes.
 """
 
 from __future__ import annotations
@@ -16,12 +19,17 @@ from collections.abc import Collection, Mapping
 class Guests:
     """Whom we connect to, and who is here beside them.
 
-    most: guests at once. most_visits: members that we visit at once. turn_seconds: how long a guest may stay though another one
-    wants its place. idle_seconds: after so long without a transfer a guest's connection ends. neighbours: of the present graph;
-    None if all members are neighbours.
+    most: members at once that are no neighbours: guests, those that we visit, and those that connect to us just now.
+    most_visits: members that we visit at once; fewer than `most`, or none. turn_seconds: how long a guest may stay though another
+    one wants its place. idle_seconds: after so long without a transfer a guest's connection ends. neighbours: of the present
+    graph; None if all members are neighbours. Raises ValueError for more visits than places.
     """
 
     def __init__(self, *, most: int, most_visits: int, turn_seconds: float, idle_seconds: float) -> None:
+        if not 0 <= most_visits <= most:
+            message = f"visits take places of guests, so there can be no more than {most} at once, got {most_visits}"
+            raise ValueError(message)
+
         self.neighbours: frozenset[bytes] | None = None
         self._most = most
         self._most_visits = most_visits
@@ -39,13 +47,30 @@ class Guests:
         """Return whether we visit this member."""
         return peer in self._visits
 
-    def begin_visit(self, peer: bytes) -> bool:
-        """Note that a transfer needs this member; False if we visit too many others."""
-        if peer not in self._visits and len(self._visits) >= self._most_visits:
-            return False
+    def begin_visit(self, peer: bytes, arriving: Collection[bytes] = ()) -> tuple[bool, bytes | None]:
+        """Note that a transfer needs this member. Return whether we may visit it, and the guest that has to leave for it.
 
-        self._visits[peer] += 1
-        return True
+        We may not if we visit too many others. arriving: members whose connection is being made.
+        """
+        if peer in self._visits:
+            self._visits[peer] += 1
+            return True, None
+
+        if len(self._visits) >= self._most_visits:
+            return False, None
+
+        taken = self._taken(arriving)
+        if peer in taken or len(taken) < self._most:
+            self._visits[peer] = 1
+            return True, None
+
+        longest = self._longest()
+        if longest is None:
+            return False, None
+
+        self._leave(longest)
+        self._visits[peer] = 1
+        return True, longest
 
     def end_visit(self, peer: bytes) -> None:
         """Note that one transfer does not need this member any more."""
@@ -54,7 +79,7 @@ class Guests:
             del self._visits[peer]
 
     def present(self, peers: Collection[bytes], now: float) -> None:
-        """Note who is connected now."""
+        """Note who is connected now, without those whose connection is being closed."""
         near = self.neighbours
         guests = [] if near is None else [peer for peer in peers if peer not in near]
         self._since = {peer: self._since.get(peer, now) for peer in guests}
@@ -65,19 +90,38 @@ class Guests:
 
         arriving: members whose connection is being made.
         """
-        if self.seeks(peer) or peer in self._since:
+        taken = self._taken(arriving)
+        if self.seeks(peer) or peer in taken:
             return True, None
 
-        waiting = [other for other in arriving if other != peer and not self.seeks(other) and other not in self._since]
-        here = [guest for guest in self._since if guest not in self._visits]
-        if len(here) + len(waiting) < self._most:
+        coming = len(taken - self._since.keys() - self._visits.keys())
+        if coming >= max(1, self._most - self._most_visits):
+            return False, None  # who never gets further than this must not keep us from visits
+
+        if len(taken) < self._most:
             return True, None
 
-        longest = min(here, key=self._since.__getitem__, default=None)
+        longest = self._longest()
         if longest is None or now - self._since[longest] < self._turn_seconds:
             return False, None
 
+        self._leave(longest)
         return True, longest
+
+    def surplus(self, arriving: Collection[bytes], busy: Collection[bytes]) -> list[bytes]:
+        """Return the guests that have to leave because there are too many, which happens when neighbours change.
+
+        busy: those with a transfer, which stay rather than others.
+        """
+        if self.neighbours is None:
+            return []
+
+        over = len(self._taken(arriving)) - self._most
+        guests = [guest for guest in self._since if guest not in self._visits]
+        leaving = sorted(guests, key=lambda guest: (guest in busy, self._since[guest]))[: max(0, over)]
+        for guest in leaving:
+            self._leave(guest)
+        return leaving
 
     def idle(self, transfers: Mapping[bytes, tuple[bool, int]], now: float) -> list[bytes]:
         """Return the guests whose connection ends now.
@@ -93,3 +137,13 @@ class Guests:
             elif now - at >= self._idle_seconds:
                 ended.append(guest)
         return ended
+
+    def _taken(self, arriving: Collection[bytes]) -> set[bytes]:
+        """Who has a place: no neighbours."""
+        return {*self._since, *self._visits, *arriving} - (self.neighbours or frozenset())
+
+    def _longest(self) -> bytes | None:
+        return min((guest for guest in self._since if guest not in self._visits), key=self._since.__getitem__, default=None)
+
+    def _leave(self, guest: bytes) -> None:
+        del self._since[guest], self._active[guest]

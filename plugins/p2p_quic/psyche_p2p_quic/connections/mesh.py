@@ -33,6 +33,7 @@ from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.dial_budget import DialBudget
 from psyche_p2p_quic.connections.guests import Guests
 from psyche_p2p_quic.connections.hello import hello_frame, read_hello
+from psyche_p2p_quic.connections.leaving import Leaving
 from psyche_p2p_quic.connections.per_peer import Remembered
 from psyche_p2p_quic.connections.published import PublishedAddresses
 from psyche_p2p_quic.connections.reputation import Reputation
@@ -94,6 +95,7 @@ class Mesh:
             turn_seconds=settings.guest_turn_seconds,
             idle_seconds=settings.guest_idle_seconds,
         )
+        self._leaving = Leaving(self.guests, self.sessions)
         self._dials = DialBudget(per_peer=settings.dials_per_peer, per_host=settings.dials_per_host)
         self._members: dict[bytes, _Member] = {}
         self._arriving: Counter[bytes] = Counter()
@@ -169,10 +171,12 @@ class Mesh:
         """
         known = self._members.get(peer)
         near = self.guests.neighbours is None or peer in self.guests.neighbours
-        if known is None or near or not self.guests.begin_visit(peer):
+        begun, leaves = (False, None) if known is None or near else self.guests.begin_visit(peer, tuple(self._arriving))
+        if known is None or not begun:
             yield
             return
 
+        self._leaving.make_room(leaves)
         self._seek(peer, known.address)
         try:
             yield
@@ -184,12 +188,7 @@ class Mesh:
 
     async def hang_up(self) -> None:
         """End the connections of guests when nothing is transferred any more."""
-        while True:
-            await anyio.sleep(self._settings.guest_idle_seconds / 4)
-            if self.guests.neighbours is not None:
-                transfers = {peer: (made.busy, made.transfers) for peer, made in self.sessions.items()}
-                for peer in self.guests.idle(transfers, _now()):
-                    self.sessions[peer].close(session.NO_NEIGHBOUR, "nothing is transferred, and we are no neighbours")
+        await self._leaving.hang_up(every=self._settings.guest_idle_seconds / 4)
 
     def start_over(self, hello: Hello) -> None:
         """Continue like a restarted member after our endpoint was bound elsewhere and all links ended: others accept that at
@@ -332,8 +331,7 @@ class Mesh:
             return
 
         entries.take(_now())
-        if leaves is not None:
-            self.sessions[leaves].close(session.NO_NEIGHBOUR, "we are no neighbours, and others need your place")
+        self._leaving.make_room(leaves)
         self._proved(link)
         settled = False
         self._arriving[peer] += 1
@@ -391,7 +389,7 @@ class Mesh:
             self._notify()
 
     def _notify(self) -> None:
-        self.guests.present(self.sessions, _now())
+        self._leaving.look(tuple(self._arriving))
         self.changed.set()
         self.changed = anyio.Event()
 

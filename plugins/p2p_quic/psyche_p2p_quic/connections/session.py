@@ -122,6 +122,11 @@ class Session:
             self._link.close(code, reason)
 
     @property
+    def closing(self) -> bool:
+        """Whether the session is being ended."""
+        return self._closing.is_set()
+
+    @property
     def path(self) -> Path | None:
         """The present path of the connection's packets."""
         return self._link.path
