@@ -100,11 +100,11 @@ class _Member:
         began = self._sending.pop((name, peer), None)
         if began is not None:
             self.wasted_seconds += self._network.now - began
-        self.queue.end(name, peer, complete=False)
+        self.queue.end(name, peer, complete=False, now=self._network.now)
         self._serve()
 
     def _serve(self) -> None:
-        while (found := self.queue.begin()) is not None:
+        while (found := self.queue.begin(self._network.now)) is not None:
             name, peer = found
             self._sending[found] = self._network.now
             self._network.to(peer, partial(_Member.sent_first, name=name, peer=self.key))
@@ -117,7 +117,7 @@ class _Member:
         name, peer = request
         del self._sending[request]
         self.uploads += 1
-        self.queue.end(name, peer, complete=True)
+        self.queue.end(name, peer, complete=True, now=self._network.now)
         self._network.to(peer, lambda other: other.sent_last(name))
         self._serve()
 

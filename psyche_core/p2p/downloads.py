@@ -8,7 +8,12 @@ can send already.
 
 Results that were asked for at fewest neighbours come first, then those that fewest neighbours have. Of the holders, the one is
 asked where fewest of our requests wait. There is a `FetchPlan` for each result, which knows who was asked and what the answer
-was; this module chooses among the plans. It knows nothing of time: the transport notices who is too slow, and reports it here.
+was; this module chooses among the plans.
+
+A source that sends slowly does not keep its place: it goes on, another result may come beside it, and the same result from
+another holder, until one of the two is done or is dropped. Whoever was slow, was given up, or was a source when the time of a
+fetch ran out comes after all other holders until the epoch ends, and gets one request at once. This module knows nothing of time:
+the transport notices who is too slow (`patience`), and reports it here.
 """
 
 from __future__ import annotations
@@ -38,13 +43,14 @@ class _Wanted:
     """A result that we lack.
 
     drawn: decides among results that are equal otherwise. asked: peers with a request of ours. source: the one of them that
-    sends.
+    sends. lagging: one that sends too, so slowly that another source may send beside it; it takes none of the places.
     """
 
     drawn: float
     plan: FetchPlan = field(default_factory=FetchPlan)
     asked: set[bytes] = field(default_factory=set)
     source: bytes | None = None
+    lagging: bytes | None = None
 
 
 def at_once_of(size: int) -> int:
@@ -78,6 +84,7 @@ class Downloads:
         self._waiting: Counter[bytes] = Counter()
         self._receiving = 0
         self._failed: set[bytes] = set()
+        self._late: set[bytes] = set()
 
     def __contains__(self, name: object) -> bool:
         return name in self._wanted
@@ -105,14 +112,15 @@ class Downloads:
     ) -> tuple[bytes, bytes] | None:
         """Choose the next result and the peer to ask for it, and note the request; None if there is nothing to ask for now.
 
-        reachable, doubted, slow: see `FetchPlan.begin`; peers that did not give what they had announced are doubted as well.
+        reachable, doubted, slow: see `FetchPlan.begin`; peers that did not give what they had announced are doubted as well, and
+        those that are late (`give_up`), which get one request at once.
         among: only these results are considered. After an announcement, nothing but the announced results can have become
         possible.
         """
         if self._receiving >= self._at_once:
             return None
 
-        free = {peer for peer in reachable if self._waiting[peer] < self._per_peer}
+        free = {peer for peer in reachable if self._waiting[peer] < (1 if peer in self._late else self._per_peer)}
         if not free:
             return None
 
@@ -142,34 +150,85 @@ class Downloads:
     def started(self, name: bytes, peer: bytes) -> tuple[bytes, ...] | None:
         """Note that a peer begins to send a result. Return the peers at which the request must be withdrawn now.
 
-        None if this request must be withdrawn, because the result comes from another peer already, or enough others come. In the
-        latter case `begin` asks for it again later.
+        None if this request must be withdrawn, because the result comes from another peer already, or enough others come, from
+        this peer alone if it is late. Then `begin` asks for it again later. A lagging source of the result goes on.
         """
         wanted = self._wanted.get(name)
         if wanted is None or wanted.source is not None or peer not in wanted.asked:
             return None
 
-        if self._receiving >= self._at_once:
+        if self._receiving >= self._at_once or (peer in self._late and self._sends(peer)):
             wanted.plan.release(peer)
             self._leave(wanted, peer)
             return None
 
         wanted.source = peer
         self._receiving += 1
-        others = tuple(wanted.asked - {peer})
+        others = tuple(wanted.asked - {peer, wanted.lagging})
         for other in others:
             wanted.plan.release(other)
             self._leave(wanted, other)
         return others
 
-    def finished(self, name: bytes) -> tuple[bytes, ...]:
-        """Note that a result is here, or is not needed any more. Return the peers at which requests must be withdrawn now."""
+    def lags(self, name: bytes) -> bool:
+        """Note that the source of a result is slow. Returns whether it gave up its place, so that `begin` may find something.
+
+        It does not if another source of the result is slow already, or as many are as there are places: then our line is slow.
+        """
+        wanted = self._wanted.get(name)
+        if wanted is None or wanted.source is None or wanted.lagging is not None:
+            return False
+
+        if sum(each.lagging is not None for each in self._wanted.values()) >= self._at_once:
+            return False
+
+        wanted.source, wanted.lagging = None, wanted.source
+        self._receiving -= 1
+        self.give_up(wanted.lagging)
+        self._ask_again()
+        return True
+
+    def drop(self, name: bytes, peer: bytes) -> None:
+        """Note that one of two sources of a result is stopped, because the other will be done sooner."""
+        wanted = self._wanted.get(name)
+        if wanted is None or peer not in wanted.asked:
+            return
+
+        wanted.plan.release(peer)
+        self._leave(wanted, peer)
+        if wanted.source is None and wanted.lagging is not None:
+            wanted.source, wanted.lagging = wanted.lagging, None
+            self._receiving += 1
+
+    def give_up(self, peer: bytes) -> None:
+        """Note that a peer sent too slowly: it comes after others from now on, and gets one request at once."""
+        self._failed.add(peer)
+        self._late.add(peer)
+
+    def ran_out(self, name: bytes) -> None:
+        """Note that the time for a result is over. `finished` must be called too."""
+        wanted = self._wanted.get(name)
+        if wanted is not None:
+            for peer in (wanted.source, wanted.lagging):
+                if peer is not None:
+                    self.give_up(peer)
+
+    def forgive(self) -> None:
+        """Forget who did not give what it had announced, or was late: a new epoch has begun."""
+        self._failed.clear()
+        self._late.clear()
+
+    def finished(self, name: bytes, *, giver: bytes | None = None) -> tuple[bytes, ...]:
+        """Note that a result is here, or is not needed any more. Return the peers at which requests must be withdrawn now.
+
+        giver: the peer that gave it; the source unless told.
+        """
         wanted = self._wanted.pop(name, None)
         self._holders.forget_blob(name)
         if wanted is None:
             return ()
 
-        others = tuple(wanted.asked - {wanted.source})
+        others = tuple(wanted.asked - {wanted.source if giver is None else giver})
         for peer in tuple(wanted.asked):
             self._leave(wanted, peer)
         self._ask_again()
@@ -208,3 +267,8 @@ class Downloads:
         if wanted.source == peer:
             wanted.source = None
             self._receiving -= 1
+        elif wanted.lagging == peer:
+            wanted.lagging = None
+
+    def _sends(self, peer: bytes) -> bool:
+        return any(peer in (wanted.source, wanted.lagging) for wanted in self._wanted.values())

@@ -1,13 +1,15 @@
 """For how long a fetch waits, and how fast a source must send: by what comes, not by a fixed time. Pure; the caller passes times.
 
 A blob of many bytes needs longer on a slow line, and longer if others come on it at the same time. So a fetch that makes progress
-is not given up (`Patience`), and what counts as too slow for a source depends on what came before (`Pace`).
+is not given up (`Patience`), and what counts as too slow for a source depends on what came before (`Pace`). How fast one source
+sends now, `Course` measures.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from statistics import median
 
 REMEMBERED = 9
@@ -15,6 +17,10 @@ REMEMBERED = 9
 
 SLOWER = 16
 """How many times slower than usual a source may be."""
+
+LAGS = 4
+"""A source for whose rest at least so many times longer is needed than usually for a whole blob lags. As long as nothing is usual, it
+must be able to send the whole in this fraction of a fetch's time."""
 
 
 class Patience:
@@ -42,6 +48,40 @@ class Patience:
         return max(0.0, self._until - now)
 
 
+@dataclass(slots=True, eq=False)
+class Course:
+    """How one source sends one blob.
+
+    looked_at: when it began, then when it was last looked at. size: of the blob in bytes, None before it is known. received: bytes
+    so far. rate: bytes a second between the last two looks. looks: how many there were since the last `start_over`.
+    """
+
+    looked_at: float
+    size: int | None = None
+    received: int = 0
+    rate: float = 0.0
+    looks: int = 0
+    _seen: int = 0
+
+    def look(self, now: float, *, every: float) -> None:
+        """Measure the rate, if so many seconds have passed since the last time."""
+        passed = now - self.looked_at
+        if passed >= every:
+            self.rate = (self.received - self._seen) / max(passed, 1e-3)
+            self._seen, self.looked_at = self.received, now
+            self.looks += 1
+
+    def start_over(self, now: float) -> None:
+        """Measure from now on, to compare the source with another one."""
+        self._seen, self.looked_at, self.looks = self.received, now, 0
+
+    @property
+    def rest(self) -> float:
+        """Seconds for the rest of the blob at the last rate."""
+        left = 0 if self.size is None else self.size - self.received
+        return 0.0 if left <= 0 else left / self.rate if self.rate > 0 else math.inf
+
+
 class Pace:
     """How fast blobs have come lately. floor: bytes a second that a source must send in any case."""
 
@@ -57,3 +97,7 @@ class Pace:
     def least(self) -> float:
         """Bytes a second below which a source is too slow: the floor, or SLOWER times less than usual if that is more."""
         return max(self._floor, median(self._rates) / SLOWER) if self._rates else self._floor
+
+    def longest(self, size: int, timeout: float) -> float:
+        """Return the seconds that a source may need for the rest of a blob before it lags. size: bytes. timeout: of the fetch."""
+        return LAGS * size / median(self._rates) if self._rates else timeout / LAGS

@@ -26,7 +26,7 @@ class QuicSettings:
     overlay_above, overlay_degree: a run with more members than this is not connected between all, if the transport is told a
     seed: each member has at most so many neighbours, see `psyche_core.p2p.overlay`. All members of a run need the same two, or
     they choose different neighbours; so they are no options of a member. guests: most connections with members that are no
-    neighbours, those that are being made included. guest_idle_seconds: such a connection ends after this time without a transfer.
+    neighbours. arrivals: so many more may be between their arrival and their hello, for hello_seconds each. guest_idle_seconds: such a connection ends after this time without a transfer.
     guest_turn_seconds: after this time it ends if another guest needs its place. visits: so many of these places are for members
     that we dial for transfers, which get them even if guests have taken all. visit_seconds: how long only the members named as
     sources are asked for a blob while we dial one of them.
@@ -75,7 +75,9 @@ class QuicSettings:
 
     overlay_above: int = FULL_MESH
     overlay_degree: int = DEGREE
-    guests: int = 12
+    guests: int = 9
+    arrivals: int = 3
+    hello_seconds: float = 5.0
     guest_idle_seconds: float = 5.0
     guest_turn_seconds: float = 30.0
     visits: int = 6

@@ -270,6 +270,7 @@ class QuicTransport(Transport):
         self._member = self._key.public in peers
         mesh.set_members(peers, neighbours=self._gossip.neighbours(peers, seed))
         self._log.set_members(peers)
+        blobs.results.begin_epoch(seed)
         self._gossip.arrived()
         if before is None:
             blobs.results.announce(self._store.hashes)  # those that are connected already were told nothing

@@ -16,6 +16,7 @@ from plugins.p2p_quic.tests.rogue import SETTINGS, Rogue, framed, honest_pair_wo
 from psyche_core.errors import TransportError
 from psyche_core.interfaces.transport import Incoming, Opened
 from psyche_core.testing.transport import received, until
+from psyche_core.wire import codec
 from psyche_core.wire.frames import frame
 from psyche_core.wire.messages import Finished, seal, unseal
 from psyche_core.wire.signing import SecretKey
@@ -68,6 +69,18 @@ async def test_a_wrong_hello_is_refused(hello: Hello | None) -> None:
         with pytest.raises((LinkLost, AssertionError)):
             await rogue.greeted(victim, hello=hello)
         assert rogue.peer_id not in victim.stats.peers
+        await honest_pair_works(victim, friend)
+
+
+@pytest.mark.parametrize("version", [2, 9])
+async def test_a_hello_of_another_version_is_refused_with_a_sentence_that_names_both(version: int) -> None:
+    async with world() as (victim, friend, rogue):
+        link = await rogue.link(victim)
+        stream = await link.open()
+        await stream.write(frame(codec.encode([0, version, "run", b"instance"]), limit=100))
+        await ended(stream)
+        expected = f"a hello of version {version} of the transport came to a program of version 3; update the older one"
+        assert expected in link.close_reason
         await honest_pair_works(victim, friend)
 
 

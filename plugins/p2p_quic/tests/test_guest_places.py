@@ -25,32 +25,33 @@ class Places(RuleBasedStateMachine):
         self.guests = Guests(most=MOST, most_visits=VISITS, turn_seconds=3.0, idle_seconds=2.0)
         self.guests.neighbours = frozenset(MEMBERS[:6])
         self.connected: set[bytes] = set()
-        self.arriving: set[bytes] = set()
+        self.greeted: set[bytes] = set()
         self.visits: Counter[bytes] = Counter()
         self.now = 0.0
 
     def look(self) -> None:
         self.now += 1.0
         self.guests.present(self.connected, self.now)
-        self.connected -= set(self.guests.surplus(self.arriving, [peer for peer in self.connected if peer[0] % 2]))
+        self.connected -= set(self.guests.surplus([peer for peer in self.connected if peer[0] % 2]))
 
     @rule(peer=st.sampled_from(MEMBERS))
     def arrives(self, peer: bytes) -> None:
-        admitted, leaves = self.guests.admit(peer, tuple(self.arriving), self.now)
+        admitted, leaves = self.guests.admit(peer, self.now)
         assert admitted or leaves is None
         if admitted:
-            self.arriving.add(peer)
+            self.greeted.add(peer)
             self.connected -= {leaves}
             self.look()
 
-    @precondition(lambda self: self.arriving)
+    @precondition(lambda self: self.greeted)
     @rule(data=st.data(), succeeds=st.booleans())
-    def has_arrived(self, data: st.DataObject, succeeds: bool) -> None:
-        peer = data.draw(st.sampled_from(sorted(self.arriving)))
-        self.arriving.discard(peer)
+    def has_come(self, data: st.DataObject, succeeds: bool) -> None:
+        peer = data.draw(st.sampled_from(sorted(self.greeted)))
+        self.greeted.discard(peer)
         if succeeds:
             self.connected.add(peer)
             self.look()
+        self.guests.has_come(peer)
 
     @rule(peer=st.sampled_from(MEMBERS))
     def visit(self, peer: bytes) -> None:
@@ -58,10 +59,8 @@ class Places(RuleBasedStateMachine):
         if peer in self.guests.neighbours:
             return
 
-        begun, leaves = self.guests.begin_visit(peer, tuple(self.arriving))
-        near = self.guests.neighbours
-        crowded = len({*self.arriving} - near) > MOST - VISITS  # some came as neighbours
-        assert begun or crowded or peer in self.visits or len(self.visits) == VISITS, "guests cannot keep visits out"
+        begun, leaves = self.guests.begin_visit(peer)
+        assert begun or peer in self.visits or len(self.visits) == VISITS, "guests cannot keep visits out"
         if begun:
             self.visits[peer] += 1
             self.connected -= {leaves}
@@ -95,7 +94,9 @@ class Places(RuleBasedStateMachine):
 
     @rule(near=st.sets(st.sampled_from(MEMBERS), max_size=6))
     def has_other_neighbours(self, near: set[bytes]) -> None:
-        self.arriving &= near  # as those of before, so that nothing but guests can be too much
+        for peer in self.greeted - near:  # those of before, so that nothing but guests can be too much
+            self.guests.has_come(peer)
+        self.greeted &= near
         self.guests.neighbours = frozenset(near)
         for peer in list(self.visits):
             while peer in near and self.visits[peer]:
@@ -106,7 +107,7 @@ class Places(RuleBasedStateMachine):
     @invariant()
     def has_enough_places(self) -> None:
         assert self.guests.neighbours is not None
-        beside = (self.connected | self.arriving | self.visits.keys()) - self.guests.neighbours
+        beside = (self.connected | self.greeted | self.visits.keys()) - self.guests.neighbours
         assert len(beside) <= MOST
 
 
@@ -116,5 +117,5 @@ TestPlaces = Places.TestCase
 def test_the_real_limits_keep_the_goal() -> None:
     settings = QuicSettings()
     assert settings.overlay_degree == DEGREE
-    assert settings.overlay_degree + settings.guests <= GOAL
+    assert settings.overlay_degree + settings.guests + settings.arrivals <= GOAL
     assert 0 < settings.visits < settings.guests

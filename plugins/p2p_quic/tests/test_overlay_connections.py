@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -11,10 +12,12 @@ import anyio
 import pytest
 
 from plugins.p2p_quic.tests.overlay_members import DEGREE, NO_BEATS, SETTINGS, graph, joined, members_of, mesh_of, name_each_other
-from plugins.p2p_quic.tests.rogue import framed
+from plugins.p2p_quic.tests.rogue import Rogue, framed
 from psyche_core.testing.transport import received, until
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.addresses.peer_address import PeerAddress
+from psyche_p2p_quic.connections import session
+from psyche_p2p_quic.connections.arrivals import Arrivals
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.guests import Guests
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
@@ -105,6 +108,31 @@ async def test_members_that_are_no_neighbours_are_let_in_up_to_a_number() -> Non
         assert all("no neighbours" in reason for _, reason in refusals)
         assert {key.public for key in far[:2]} <= here
         assert len(here) <= DEGREE + settings.guests
+
+
+async def test_members_that_connect_and_say_nothing_keep_no_guest_out_and_cost_no_guest_its_place() -> None:
+    """Real endpoints with members' keys: as many as may be silent at once, then one more, and then an honest member."""
+    keys = [SecretKey.generate() for _ in range(20)]
+    others = [key.public for key in keys]
+    settings = replace(SETTINGS, guests=1, visits=1, arrivals=2, hello_seconds=60.0, guest_turn_seconds=0.0, silent_beats=10_000)
+    async with members_of(6, settings=replace(settings, guest_idle_seconds=3600.0), others=others) as members:
+        victim = members[0]
+        overlay = graph(members, others=others)
+        far = [key for key in keys if key.public not in overlay.neighbours(victim.peer_id)][:4]
+        async with AsyncExitStack() as stack:
+            rogues = [Rogue(await Endpoint.bind(key.seed, interface="127.0.0.1", port=0), key) for key in far]
+            for rogue in rogues:
+                stack.push_async_callback(partial(rogue.endpoint.aclose, timeout=1))
+            guest, *silent = rogues
+            await guest.greeted(victim)
+            await until(lambda: guest.peer_id in victim.stats.peers)
+            links = [await rogue.link(victim) for rogue in silent]
+            await until(lambda: any("did not say hello" in link.close_reason for link in links))
+            assert guest.peer_id in victim.stats.peers, "nobody has said hello, so it need not leave for anybody"
+            blob_hash = await victim.publish(b"a part of a share", tag=1)
+            visitor = next(member for member in members if member.peer_id not in (victim.peer_id, *victim.stats.peers))
+            got = await visitor.fetch(blob_hash, sources=[victim.peer_id], max_bytes=100, timeout=60, tag=1, keep=False)
+            assert got == b"a part of a share"
 
 
 async def test_guests_and_visits_together_have_no_more_places_than_there_are() -> None:
@@ -219,22 +247,58 @@ def test_the_guest_that_has_been_here_longest_makes_room_after_its_turn() -> Non
     guests = guests_of()
     guests.present([ONE], 0.0)
     guests.present([NEAR, ONE, TWO], 4.0)
-    assert guests.admit(NEAR, (), 5.0) == (True, None)
-    assert guests.admit(ONE, (), 5.0) == (True, None), "it is here already"
-    assert guests.admit(THREE, (), 9.0) == (False, None)
-    assert guests.admit(THREE, (), 10.0) == (True, ONE)
+    assert guests.admit(NEAR, 5.0) == (True, None)
+    assert guests.admit(ONE, 5.0) == (True, None), "it is here already"
+    assert guests.admit(THREE, 9.0) == (False, None)
+    assert guests.admit(THREE, 10.0) == (True, ONE)
 
 
-def test_those_whose_connection_is_being_made_take_places() -> None:
+def test_who_was_admitted_has_its_place_until_it_has_come() -> None:
     guests = guests_of()
-    assert guests.admit(THREE, [ONE, TWO, NEAR], 0.0) == (False, None)
-    assert guests.admit(THREE, [ONE, THREE, NEAR], 0.0) == (True, None)
+    assert guests.admit(NEAR, 0.0) == (True, None)
+    assert guests.admit(ONE, 0.0) == (True, None)
+    assert guests.admit(ONE, 0.0) == (True, None)
+    assert guests.admit(TWO, 0.0) == (False, None), "the other place is that of a visit"
+    guests.present([ONE], 0.0)
+    guests.has_come(ONE)
+    assert guests.admit(TWO, 0.0) == (True, None)
+    assert guests.admit(THREE, 0.0) == (False, None)
+    guests.has_come(TWO)  # it was closed meanwhile
+    assert guests.admit(THREE, 0.0) == (True, None)
 
 
-def test_who_never_gets_further_than_connecting_keeps_nobody_from_visits() -> None:
+def test_who_never_gets_further_than_a_hello_keeps_nobody_from_visits() -> None:
     guests = guests_of()
-    assert guests.admit(TWO, [ONE], 0.0) == (False, None), "the other place is that of a visit"
-    assert guests.begin_visit(THREE, [ONE]) == (True, None)
+    assert guests.admit(ONE, 0.0) == (True, None)
+    assert guests.begin_visit(THREE) == (True, None)
+    assert guests.admit(TWO, 0.0) == (False, None)
+
+
+class Connection:
+    """A connection of which only its end is of interest."""
+
+    def __init__(self, peer: bytes) -> None:
+        self.peer = peer
+        self.closed: list[int] = []
+
+    def close(self, code: int, reason: str) -> None:
+        self.closed.append(code)
+
+
+def test_the_connection_that_has_been_silent_longest_makes_room_and_none_after_its_hello() -> None:
+    arrivals = Arrivals(most=2, per_peer=4)
+    near, one, two, three, again = (Connection(peer) for peer in (NEAR, ONE, TWO, THREE, ONE))
+    with arrivals.coming(near, beside=False), arrivals.coming(one, beside=True), arrivals.coming(two, beside=True):
+        assert arrivals.are_enough(ONE, beside=True)
+        assert not arrivals.are_enough(NEAR, beside=False)
+        arrivals.greeted(one)
+        with arrivals.coming(three, beside=True):
+            assert not two.closed
+            with arrivals.coming(again, beside=True):
+                assert two.closed == [session.NO_NEIGHBOUR]
+        assert not [other for other in (near, one, three, again) if other.closed]
+        assert TWO in arrivals
+    assert not [peer for peer in (NEAR, ONE, TWO, THREE) if peer in arrivals]
 
 
 def test_who_is_visited_is_not_hung_up() -> None:
@@ -243,7 +307,7 @@ def test_who_is_visited_is_not_hung_up() -> None:
     assert guests.begin_visit(TWO) == (False, None), "one visit at once"
     assert guests.begin_visit(ONE) == (True, None)
     guests.present([ONE], 0.0)
-    assert guests.admit(TWO, (), 1.0) == (True, None)
+    assert guests.admit(TWO, 1.0) == (True, None)
     assert guests.idle({}, 100.0) == []
     guests.end_visit(ONE)
     assert guests.seeks(ONE)
@@ -258,20 +322,20 @@ def test_the_guest_that_has_been_here_longest_leaves_at_once_for_a_visit() -> No
     guests.present([ONE], 0.0)
     guests.present([ONE, TWO], 1.0)
     assert guests.begin_visit(THREE) == (True, ONE)
-    assert guests.admit(ONE, (), 2.0) == (False, None), "its place is that of the visit"
+    assert guests.admit(ONE, 2.0) == (False, None), "its place is that of the visit"
     guests.end_visit(THREE)
-    assert guests.admit(ONE, (), 2.0) == (True, None)
+    assert guests.admit(ONE, 2.0) == (True, None)
 
 
 def test_neighbours_of_before_leave_if_they_are_too_many_and_first_those_without_transfers() -> None:
     guests = guests_of()
     guests.neighbours = frozenset({ONE, TWO, THREE})
     guests.present([ONE, TWO, THREE], 0.0)
-    assert guests.surplus((), ()) == []
+    assert guests.surplus(()) == []
     guests.neighbours = frozenset({NEAR})
     guests.present([ONE, TWO, THREE], 1.0)
-    assert guests.surplus((), [ONE, THREE]) == [TWO]
-    assert guests.surplus((), [ONE, THREE]) == []
+    assert guests.surplus([ONE, THREE]) == [TWO]
+    assert guests.surplus([ONE, THREE]) == []
 
 
 def test_more_visits_than_places_are_refused() -> None:
@@ -291,7 +355,7 @@ def test_without_a_graph_nobody_is_a_guest() -> None:
     guests = guests_of()
     guests.neighbours = None
     guests.present([ONE, TWO, THREE], 0.0)
-    assert guests.admit(b"4" * 32, (), 0.0) == (True, None)
+    assert guests.admit(b"4" * 32, 0.0) == (True, None)
     assert guests.idle({}, 1000.0) == []
 
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import anyio
 import pytest
 
+from plugins.p2p_quic.tests.false_neighbour import with_a_false_neighbour
 from plugins.p2p_quic.tests.overlay_members import DEGREE, SETTINGS, graph, members_of, mesh_of
-from plugins.p2p_quic.tests.rogue import BLOB, Rogue, framed, talk
-from psyche_core.errors import BlobNotFound, WireError
+from plugins.p2p_quic.tests.rogue import BLOB, framed
+from psyche_core.errors import BlobNotFound
 from psyche_core.testing.transport import until
-from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.blobs.frames import BLOB_REQUEST_BYTES, BlobHead
+from psyche_p2p_quic.blobs.frames import BlobHead
 from psyche_p2p_quic.blobs.upload_turns import UploadTurns
 from psyche_p2p_quic.connections import control_frames
 from psyche_p2p_quic.connections.control_frames import Have
-from psyche_p2p_quic.endpoint.endpoint import Endpoint
-from psyche_p2p_quic.endpoint.links import Link, LinkLost, Stream
-from psyche_p2p_quic.settings import QuicSettings
+from psyche_p2p_quic.endpoint.links import LinkLost, Stream
 from psyche_p2p_quic.transport import QuicTransport
 
 pytestmark = pytest.mark.quic
@@ -127,42 +124,6 @@ async def trickles(stream: Stream) -> None:
     while True:
         await stream.write(bytes(1000))
         await anyio.sleep(0.1)
-
-
-async def answer_all(link: Link, answer: Callable[[Stream], Awaitable[None]], asked: anyio.Event) -> None:
-    async def one(stream: Stream) -> None:
-        with suppress(LinkLost, WireError):
-            await stream.read_exactly(BLOB_REQUEST_BYTES)
-            asked.set()
-            await answer(stream)
-
-    with suppress(LinkLost):
-        async with anyio.create_task_group() as tasks:
-            while True:
-                tasks.start_soon(one, await link.accept())
-
-
-@asynccontextmanager
-async def with_a_false_neighbour(
-    answer: Callable[[Stream], Awaitable[None]], settings: QuicSettings
-) -> AsyncIterator[tuple[QuicTransport, list[QuicTransport], Stream, anyio.Event]]:
-    """A member, all honest ones, the control stream of a neighbour of it that lies, and whether that was asked for a blob."""
-    key = SecretKey.generate()
-    async with members_of(9, settings=replace(settings, silent_beats=10_000), others=[key.public]) as members:
-        near = graph(members, others=[key.public]).neighbours(key.public)
-        victim = next(member for member in members if member.peer_id in near)
-        endpoint = await Endpoint.bind(key.seed, interface="127.0.0.1", port=0)
-        try:
-            link, stream = await Rogue(endpoint, key).greeted(victim)
-            await until(lambda: key.public in victim.stats.peers)
-            asked = anyio.Event()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(talk, stream)
-                tasks.start_soon(answer_all, link, answer, asked)
-                yield victim, members, stream, asked
-                tasks.cancel_scope.cancel()
-        finally:
-            await endpoint.aclose(timeout=1)
 
 
 @pytest.mark.parametrize("answer", [absent, wrong_bytes, silent, stalls, drips])
@@ -307,3 +268,33 @@ async def test_a_peer_that_takes_a_result_slowly_holds_up_others_for_a_time_only
             async with turns.turn(b"3", b"honest", Answer(), size=LARGE) as granted:  # type: ignore[arg-type]
                 assert granted
             served.set()
+
+
+async def test_the_same_request_may_come_again_after_its_turn_and_both_may_end_in_any_order() -> None:
+    for older_first in (True, False):
+        turns = UploadTurns(seconds=0.01)
+        done = [anyio.Event(), anyio.Event()]
+        begun = [anyio.Event(), anyio.Event()]
+        ended = 0
+
+        async def request(number: int) -> None:
+            nonlocal ended
+            async with turns.turn(b"1", b"peer", Answer(), size=LARGE) as granted:  # type: ignore[arg-type]
+                assert granted
+                begun[number].set()
+                await done[number].wait()
+            ended += 1
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(request, 0)
+                await begun[0].wait()
+                await until(lambda: not turns._queue._sending)
+                tasks.start_soon(request, 1)
+                await begun[1].wait()
+                for number in (0, 1) if older_first else (1, 0):
+                    done[number].set()
+                    await anyio.wait_all_tasks_blocked()
+        assert ended == 2
+        assert not turns._begun
+        assert not turns._queue._sending

@@ -28,9 +28,9 @@ FRAMES = st.one_of(
     st.builds(Inventory, st.lists(st.binary(min_size=16, max_size=16), max_size=20).map(tuple)),
     st.builds(Ping, NUMBERS, st.none() | st.binary(min_size=32, max_size=32)),
     st.builds(Pong, NUMBERS),
-    st.builds(IHave, st.lists(st.binary(min_size=16, max_size=16), max_size=20).map(tuple)),
-    st.builds(IWant, st.lists(st.binary(min_size=16, max_size=16), max_size=20).map(tuple)),
-    st.builds(Have, st.lists(st.binary(min_size=16, max_size=16), max_size=20).map(tuple)),
+    st.builds(IHave, st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=20).map(tuple)),
+    st.builds(IWant, st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=20).map(tuple)),
+    st.builds(Have, st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=20).map(tuple)),
 )
 
 
@@ -78,9 +78,32 @@ def test_frames_against_the_rules_are_refused(value: control_frames.Frame) -> No
         control_frames.decode(codec.encode(value), max_bytes=10**6)
 
 
+def test_a_blob_request_of_another_version_is_refused_with_both_versions() -> None:
+    request = BlobRequest(bytes(32), 1).encode()
+    with pytest.raises(WireError, match="version 2 came to a program of version 3; update the older one"):
+        BlobRequest.decode(b"\x02" + request[1:])
+    with pytest.raises(WireError, match="has 41 bytes, got 40"):
+        BlobRequest.decode(request[:-1])
+
+
+@pytest.mark.parametrize("kind", [IHave, IWant, Have])
+def test_a_list_of_no_ids_is_refused(kind: type[IHave | IWant | Have]) -> None:
+    with pytest.raises(WireError):
+        control_frames.decode(control_frames.encode(kind(())), max_bytes=100)
+
+
+def test_an_announcement_of_results_counts_for_many_frames() -> None:
+    ids = tuple(bytes([number % 256]) * 16 for number in range(control_frames.MAX_IDS))
+    assert control_frames.cost(control_frames.encode(Have(ids[:1]))) == 16
+    assert control_frames.cost(control_frames.encode(Have(ids))) == 16 + 8192 // 64
+    for frame in (IHave(ids), Pong(7), Inventory(ids), Message(7, bytes(100), False)):
+        assert control_frames.cost(control_frames.encode(frame)) == 1
+    assert control_frames.cost(b"") == 1
+
+
 def test_another_version_is_named() -> None:
     for other in (2, 4):
-        with pytest.raises(WireError, match=f"version {other} of the transport, this program version 3; update the older one"):
+        with pytest.raises(WireError, match=f"version {other} of the transport came to a program of version 3; update the older one"):
             control_frames.decode(codec.encode([0, other, "run", b"12345678", "more"]), max_bytes=1000)
 
 

@@ -131,6 +131,79 @@ def test_after_an_announcement_only_what_was_announced_is_considered() -> None:
     assert len(begun(downloads)) == 2
 
 
+def test_a_source_that_lags_keeps_no_place_and_another_may_send_the_same_beside_it() -> None:
+    _, downloads = made({A: [ONE, TWO], B: [ONE]}, at_once=1)
+    assert downloads.begin(PEERS, among=[ONE]) is not None
+    (source,) = downloads._wanted[ONE].asked
+    assert downloads.started(ONE, source) == ()
+    assert downloads.begin(PEERS) is None
+    assert downloads.lags(ONE)
+    assert not downloads.lags(ONE)
+    other = ({A, B} - {source}).pop()
+    assert (ONE, other) in begun(downloads, [other])
+    assert downloads.started(ONE, other) == (), "the lagging one goes on"
+    assert not downloads.lags(ONE), "one at most"
+    assert downloads.finished(ONE, giver=source) == (other,)
+    assert downloads._receiving == 0
+
+
+def test_of_two_sources_either_can_be_dropped() -> None:
+    for dropped in (A, B):
+        _, downloads = made({A: [ONE], B: [ONE]}, at_once=1, sources=2)
+        assert (ONE, A) in begun(downloads)
+        downloads.started(ONE, A)
+        downloads.lags(ONE)
+        assert begun(downloads) == [(ONE, B)]
+        downloads.started(ONE, B)
+        downloads.drop(ONE, dropped)
+        assert downloads._receiving == 1
+        assert downloads.begin(PEERS) is None
+        assert downloads.finished(ONE) == ()
+        downloads.drop(ONE, dropped)  # does nothing
+
+
+def test_no_more_sources_lag_than_there_are_places() -> None:
+    _, downloads = made({A: [ONE], B: [TWO]}, at_once=1)
+    begun(downloads)
+    downloads.started(ONE, A)
+    assert downloads.lags(ONE)
+    assert begun(downloads) == []  # it waits already
+    assert downloads.started(TWO, B) == ()
+    assert not downloads.lags(TWO)
+
+
+@pytest.mark.parametrize("late", ["lags", "give up", "time"])
+def test_who_was_late_comes_after_other_holders_and_has_one_place_until_the_next_epoch(late: str) -> None:
+    names = [bytes([number]) * 16 for number in range(6)]
+    book, downloads = made({A: [ONE]}, at_once=16, sources=1, per_peer=2)
+    begun(downloads)
+    downloads.started(ONE, A)
+    if late == "lags":
+        downloads.lags(ONE)
+    elif late == "give up":
+        downloads.give_up(A)
+    else:
+        downloads.ran_out(ONE)
+    downloads.finished(ONE)
+    for name in names:
+        downloads.want(name)
+    for peer in (A, B):
+        book.note(peer, names)
+    assert [peer for _, peer in begun(downloads)] == [B, B, A]
+    downloads.forgive()
+    assert [peer for _, peer in begun(downloads)] == [A]
+
+
+def test_of_a_late_peer_one_result_comes_at_once_though_more_requests_wait_there() -> None:
+    _, downloads = made({A: NAMES}, at_once=16, sources=1)
+    assert len(begun(downloads)) == 3
+    assert downloads.started(ONE, A) == ()
+    assert downloads.lags(ONE)
+    assert downloads.started(TWO, A) is None
+    downloads.finished(ONE)
+    assert downloads.started(THREE, A) == ()
+
+
 class Swarm(RuleBasedStateMachine):
     """Any order of events: the counts are right, the limits hold, and in the end everything is here."""
 
@@ -140,6 +213,8 @@ class Swarm(RuleBasedStateMachine):
         self.downloads = Downloads(self.book, at_once=2, sources=2, per_peer=2, draw=random.Random(1))
         self.requests: set[tuple[bytes, bytes]] = set()
         self.coming: dict[bytes, bytes] = {}
+        self.lagging: dict[bytes, bytes] = {}
+        self.late: set[bytes] = set()
 
     @rule(name=st.sampled_from(NAMES))
     def want(self, name: bytes) -> None:
@@ -164,9 +239,13 @@ class Swarm(RuleBasedStateMachine):
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
         name, peer = data.draw(st.sampled_from(sorted(self.requests)))
+        if self.lagging.get(name) == peer:
+            return  # it has begun before
+
         before = self.coming.get(name)
+        second = peer in self.late and peer in (*self.coming.values(), *self.lagging.values())
         others = self.downloads.started(name, peer)
-        if before is not None or len(self.coming) >= 2:
+        if before is not None or len(self.coming) >= 2 or second:
             assert others is None
             if before is None:
                 self.requests.remove((name, peer))
@@ -174,8 +253,28 @@ class Swarm(RuleBasedStateMachine):
 
         assert others is not None
         self.coming[name] = peer
-        assert {(name, other) for other in others} == {each for each in self.requests if each[0] == name} - {(name, peer)}
+        mine = {each for each in self.requests if each[0] == name}
+        assert {(name, other) for other in others} == mine - {(name, peer), (name, self.lagging.get(name))}
         self.requests -= {(name, other) for other in others}
+
+    @rule(name=st.sampled_from(NAMES))
+    def lag(self, name: bytes) -> None:
+        possible = name in self.coming and name not in self.lagging and len(self.lagging) < 2
+        assert self.downloads.lags(name) == possible
+        if possible:
+            self.lagging[name] = self.coming.pop(name)
+            self.late.add(self.lagging[name])
+
+    @precondition(lambda self: self.lagging.keys() & self.coming.keys())
+    @rule(data=st.data(), older=st.booleans())
+    def drop(self, data: st.DataObject, older: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.lagging.keys() & self.coming.keys())))
+        dropped = self.lagging[name] if older else self.coming[name]
+        self.downloads.drop(name, dropped)
+        self.requests.remove((name, dropped))
+        if not older:
+            self.coming[name] = self.lagging[name]
+        del self.lagging[name]
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), answer=st.sampled_from([each for each in Answer if each is not Answer.RELEASED]))
@@ -183,12 +282,14 @@ class Swarm(RuleBasedStateMachine):
         name, peer = data.draw(st.sampled_from(sorted(self.requests)))
         self.downloads.failed(name, peer, answer)
         self.requests.remove((name, peer))
-        if self.coming.get(name) == peer:
-            del self.coming[name]
+        for found in (self.coming, self.lagging):
+            if found.get(name) == peer:
+                del found[name]
 
     @rule(name=st.sampled_from(NAMES))
     def finish(self, name: bytes) -> None:
         source = self.coming.pop(name, None)
+        self.lagging.pop(name, None)
         mine = {each for each in self.requests if each[0] == name}
         others = self.downloads.finished(name)
         assert {(name, other) for other in others} == mine - {(name, source or b"")}
@@ -199,10 +300,11 @@ class Swarm(RuleBasedStateMachine):
         self.downloads.forget_peer(peer)
         self.requests = {each for each in self.requests if each[1] != peer}
         self.coming = {name: source for name, source in self.coming.items() if source != peer}
+        self.lagging = {name: source for name, source in self.lagging.items() if source != peer}
 
     @invariant()
     def limits_hold(self) -> None:
-        assert self.downloads._receiving == len(self.coming) <= 2
+        assert self.downloads._receiving == len(self.coming) <= 4, "two, and two that lagged and are waited for again"
         for peer in PEERS:
             assert self.downloads._waiting[peer] == sum(each[1] == peer for each in self.requests) <= 2
         for name in NAMES:

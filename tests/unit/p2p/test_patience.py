@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_core.p2p.patience import REMEMBERED, SLOWER, Pace, Patience
+from psyche_core.p2p.patience import LAGS, REMEMBERED, SLOWER, Course, Pace, Patience
 
 LEAST = 8192.0
 TIMEOUT = 30.0
@@ -74,3 +76,28 @@ def test_a_few_very_fast_blobs_do_not_make_others_too_slow() -> None:
     for _ in range(REMEMBERED // 2):
         pace.completed(10**9, 0.0)
     assert pace.least == 1_600_000 / SLOWER
+
+
+def test_a_course_is_measured_between_looks_and_anew_after_starting_over() -> None:
+    course = Course(0.0, size=1000)
+    course.received = 100
+    course.look(1.9, every=2.0)
+    assert (course.looks, course.rest) == (0, math.inf), "too early"
+    course.look(2.0, every=2.0)
+    assert (course.looks, course.rate, course.rest) == (1, 50.0, 18.0)
+    course.received = 400
+    course.start_over(3.0)
+    assert course.looks == 0
+    course.received = 600
+    course.look(5.0, every=2.0)
+    assert (course.looks, course.rate, course.rest) == (1, 100.0, 4.0)
+    course.received = 1000
+    assert course.rest == 0.0
+
+
+def test_a_source_lags_that_needs_longer_for_the_rest_than_usual_for_the_whole_some_times() -> None:
+    pace = Pace(LEAST)
+    assert pace.longest(5_000_000, TIMEOUT) == TIMEOUT / LAGS
+    for seconds in (5.0, 5.0, 500.0):
+        pace.completed(5_000_000, seconds)
+    assert pace.longest(5_000_000, TIMEOUT) == 5.0 * LAGS

@@ -25,8 +25,12 @@ class BlobRequest:
     @classmethod
     def decode(cls, data: bytes) -> BlobRequest:
         """Read a request. Raises WireError."""
-        if len(data) != BLOB_REQUEST_BYTES or data[0] != VERSION:
-            message = f"a blob request is {BLOB_REQUEST_BYTES} bytes of version {VERSION}, got {len(data)} bytes"
+        if len(data) != BLOB_REQUEST_BYTES:
+            message = f"a blob request has {BLOB_REQUEST_BYTES} bytes, got {len(data)}"
+            raise WireError(message)
+
+        if data[0] != VERSION:
+            message = f"a blob request of version {data[0]} came to a program of version {VERSION}; update the older one"
             raise WireError(message)
 
         return cls(data[1:33], int.from_bytes(data[33:], "big"))

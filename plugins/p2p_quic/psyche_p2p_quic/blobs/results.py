@@ -3,7 +3,9 @@
 `psyche_core.p2p.downloads` chooses which result is asked for next, and where; this module sends the requests, notices who is too
 slow, and tells neighbours what we have. A request may wait long for its turn (`upload_turns`). The first holder that begins to
 send is the source, and the others' requests are withdrawn. A source that stalls, or sends too slowly, is given up; what is too
-slow, and for how long a result is waited for, says `psyche_core.p2p.patience`.
+slow, and for how long a result is waited for, says `psyche_core.p2p.patience`. A source that lags is not waited for: another
+holder may send the same result beside it. When both were measured in the same time, the one that needs longer for its rest is
+stopped, so nothing is lost where it is our own line that is slow.
 
 Announcements may be false, and may never come. So there is an end to waiting (`fetch` returns None), and then `exchange` asks
 whoever may have the result, and dials its author.
@@ -25,7 +27,7 @@ from psyche_core.p2p.downloads import Downloads
 from psyche_core.p2p.fetch_plan import Answer
 from psyche_core.p2p.holders import HolderBook
 from psyche_core.p2p.message_log import PREFIX_BYTES
-from psyche_core.p2p.patience import Pace, Patience
+from psyche_core.p2p.patience import Course, Pace, Patience
 from psyche_p2p_quic.blobs.frames import BlobHead, BlobRequest
 from psyche_p2p_quic.blobs.reading import read_body, read_head, verified
 from psyche_p2p_quic.connections import session
@@ -37,24 +39,22 @@ from psyche_p2p_quic.settings import QuicSettings
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """A result that a caller waits for. since: when it was wanted, or when its last source failed. source: who sends it now."""
+    """A result that a caller waits for.
+
+    since: when it was wanted, or when its last source ended. sending: the sources that send now, two at most. compared_from: when
+    another source is tried again beside a slow one; pause: seconds until then.
+    """
 
     blob_hash: bytes
     max_bytes: int
     since: float
     answered: set[bytes] = field(default_factory=set)
-    source: bytes | None = None
+    sending: dict[bytes, Course] = field(default_factory=dict)
+    compared_from: float = -math.inf
+    pause: float = 0.0
     waiters: int = 0
     blob: bytes | None = None
     changed: anyio.Event = field(default_factory=anyio.Event)
-
-
-@dataclass(slots=True)
-class _Received:
-    """Progress of one answer."""
-
-    size: int | None = None
-    received: int = 0
 
 
 class Results:
@@ -71,11 +71,18 @@ class Results:
         self._received = 0
         self._received_at = -math.inf
         self._pace = Pace(settings.hedge_bytes / settings.hedge_seconds)
+        self._seed: int | None = None
 
     @property
     def active(self) -> bool:
         """Whether some members are no neighbours, so that results come in several hops."""
         return self._mesh.guests.neighbours is not None
+
+    def begin_epoch(self, seed: int | None) -> None:
+        """Note the seed of the present epoch. With another one, peers that were slow or did not give what they had are trusted."""
+        if seed != self._seed:
+            self._seed = seed
+            self._downloads.forgive()
 
     def announce(self, blob_hashes: Iterable[bytes]) -> None:
         """Tell all that are connected that we have these results."""
@@ -97,7 +104,7 @@ class Results:
         for prefix in prefixes:
             if prefix in self._wanted:
                 self._wanted[prefix].answered.discard(peer)
-        self._pump()
+        self._pump(among=prefixes)
 
     def gone(self, peer: bytes) -> None:
         """Note that the connection with a peer has ended."""
@@ -128,11 +135,14 @@ class Results:
                     await wanted.changed.wait()
                 patience.note(self._received - seen, now())
                 seen = self._received
+                self._look(name, wanted, now(), patience.timeout)
             return wanted.blob
         finally:
             wanted.waiters -= 1
             if wanted.waiters == 0:
                 del self._wanted[name]
+                if wanted.blob is None and patience.left(now()) <= 0:
+                    self._downloads.ran_out(name)
                 self._downloads.finished(name)
                 self._cancel(request for request in self._requests if request[0] == name)
                 self._pump()
@@ -145,7 +155,7 @@ class Results:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _is_hopeless(self, name: bytes, wanted: _Wanted, now: float) -> bool:
-        if wanted.source is not None:
+        if wanted.sending:
             return False
 
         waited = now - max(wanted.since, self._received_at)  # while others arrive, our line is busy and all is well
@@ -155,14 +165,40 @@ class Results:
             return waited > self._settings.holder_seconds
         return bool(wanted.answered) or waited > self._settings.announcement_seconds
 
-    def _pump(self) -> None:
-        """Send all requests that may be sent now."""
+    def _look(self, name: bytes, wanted: _Wanted, now: float, timeout: float) -> None:
+        """Let another source send beside one that lags, and stop the slower of two. timeout: of the fetch, seconds."""
+        every, courses = self._settings.hedge_rest_seconds, wanted.sending
+        for course in courses.values():
+            course.look(now, every=every)
+        if not courses or not all(course.looks for course in courses.values()):
+            return
+
+        peer = max(courses, key=lambda peer: courses[peer].rest)
+        if len(courses) > 1:
+            if next(reversed(courses)) == peer:  # the one that was tried
+                wanted.pause = min(2 * max(wanted.pause, every), 4 * every)
+                wanted.compared_from = now + wanted.pause
+            else:
+                self._downloads.give_up(peer)
+            del courses[peer]
+            self._cancel([(name, peer)])
+            self._downloads.drop(name, peer)
+            self._pump()
+        elif (
+            now >= wanted.compared_from
+            and courses[peer].rest > max(every, self._pace.longest(courses[peer].size or 0, timeout))
+            and self._downloads.lags(name)
+        ):
+            self._pump()
+
+    def _pump(self, among: Sequence[bytes] | None = None) -> None:
+        """Send all requests that may be sent now. among: only those for these results."""
         mesh = self._mesh
         if not self._wanted or not self.active:
             return
 
         doubted, slow = mesh.reputation.doubted, mesh.relayed
-        while (chosen := self._downloads.begin(mesh.sessions, doubted=doubted, slow=slow)) is not None:
+        while (chosen := self._downloads.begin(mesh.sessions, doubted=doubted, slow=slow, among=among)) is not None:
             self._requests[chosen] = asyncio.create_task(self._request(*chosen))
 
     def _cancel(self, requests: Iterable[tuple[bytes, bytes]]) -> None:
@@ -177,12 +213,10 @@ class Results:
         answer = await self._ask(name, peer, wanted)
         if self._requests.get((name, peer)) is asyncio.current_task():
             del self._requests[name, peer]
-        if wanted.source == peer:
-            wanted.source, wanted.since = None, asyncio.get_running_loop().time()
         if isinstance(answer, bytes):
             wanted.blob = answer
             self._received_at = asyncio.get_running_loop().time()
-            self._cancel((name, other) for other in self._downloads.finished(name))
+            self._cancel((name, other) for other in self._downloads.finished(name, giver=peer))
         elif answer is not Answer.RELEASED:
             wanted.answered.add(peer)
             self._downloads.failed(name, peer, answer)
@@ -204,7 +238,7 @@ class Results:
             except LinkLost:
                 return Answer.LOST
 
-            complete = False
+            complete, course = False, None
             try:
                 settings, now = self._settings, asyncio.get_running_loop().time
                 request = BlobRequest(wanted.blob_hash, wanted.max_bytes)
@@ -217,20 +251,28 @@ class Results:
                 if others is None:
                     return Answer.RELEASED
 
-                wanted.source, began = peer, now()
+                began = now()
+                for other in wanted.sending.values():
+                    other.start_over(began)
+                course = wanted.sending[peer] = Course(began)
                 self._cancel((name, other) for other in others)
                 body = await read_body(
                     stream,
                     head.length,
                     seconds=settings.stall_seconds,
                     least=lambda: self._pace.least,
-                    progress=_Received(),
+                    progress=course,
                     count=count,
                 )
                 complete, took = isinstance(body, BytesIO), now() - began
-            except (LinkLost, WireError, TimeoutError):
+            except (LinkLost, WireError, TimeoutError) as error:
+                if course is not None and isinstance(error, TimeoutError):
+                    self._downloads.give_up(peer)
                 return Answer.LOST
             finally:
+                if course is not None and wanted.sending.get(peer) is course:
+                    del wanted.sending[peer]
+                    wanted.since = now()
                 if not complete:
                     await stream.abandon()
 

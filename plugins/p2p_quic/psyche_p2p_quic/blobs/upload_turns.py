@@ -2,6 +2,7 @@
 
 `psyche_core.p2p.uploads` says why few results are sent at once, and which is next. A turn ends when the result is sent, when the
 request is withdrawn, or after some time: a peer that takes a result slowly keeps getting it, but holds up nobody else for longer.
+The same peer may ask for the same again then; the end of the older answer does not end the turn of the newer one.
 """
 
 from __future__ import annotations
@@ -40,19 +41,21 @@ class UploadTurns:
         self._queue.expect_size(size)
         self._names.add(name)
         begun = self._begun[name, peer] = anyio.Event()
-        complete, timer = False, None
+        complete, timer, now = False, None, asyncio.get_running_loop().time
         try:
             self._begin()
             if not begun.is_set():
                 await _event_or_end(begun, stream)
-            timer = asyncio.get_running_loop().call_later(self._seconds, self._end, name, peer, True)
+            timer = asyncio.get_running_loop().call_later(self._seconds, self._overdue, name, peer)
             yield True
             complete = True
         finally:
             if timer is not None:
                 timer.cancel()
-            del self._begun[name, peer]
-            self._end(name, peer, complete)
+            if self._begun.get((name, peer)) is begun:  # else its turn is over, and that of another request is here
+                del self._begun[name, peer]
+                self._queue.end(name, peer, complete=complete, now=now())
+            self._begin()
 
     def expire(self, kept: Container[bytes]) -> None:
         """Forget how often results were sent that are not kept any more. kept: hashes."""
@@ -61,11 +64,11 @@ class UploadTurns:
             self._names.discard(name)
 
     def _begin(self) -> None:
-        while (request := self._queue.begin()) is not None:
+        while (request := self._queue.begin(asyncio.get_running_loop().time())) is not None:
             self._begun[request].set()
 
-    def _end(self, name: bytes, peer: bytes, complete: bool) -> None:
-        self._queue.end(name, peer, complete=complete)
+    def _overdue(self, name: bytes, peer: bytes) -> None:
+        self._queue.overdue(name, peer, now=asyncio.get_running_loop().time())
         self._begin()
 
 

@@ -24,6 +24,11 @@ MAX_IDS = 512
 
 _HELLO, _MESSAGE, _INVENTORY, _PING, _PONG, _IHAVE, _IWANT, _HAVE = range(8)
 _MAX_NUMBER = 2**63
+_HAVE_BEGINS = bytes((0x82, _HAVE))
+"""A list of two items, and the kind, in canonical CBOR."""
+
+HAVE_COST, HAVE_BYTES = 16, 64
+"""A Have counts as so many frames, and as one more for each so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ def decode(data: bytes, *, max_bytes: int) -> Frame:
 
     match fields:
         case [0, int() as version, *_] if version != VERSION:
-            message = f"the peer speaks version {version} of the transport, this program version {VERSION}; update the older one"
+            message = f"a hello of version {version} of the transport came to a program of version {VERSION}; update the older one"
             raise WireError(message)
         case [0, int(), str() as run_id, bytes() as instance] if len(instance) == INSTANCE_BYTES:
             return Hello(run_id, instance)
@@ -133,15 +138,24 @@ def decode(data: bytes, *, max_bytes: int) -> Frame:
             return Ping(number, digest)
         case [4, int() as number] if _counts(number):
             return Pong(number)
-        case [5, bytes() as ids] if _lists(ids, MAX_IDS):
+        case [5, bytes() as ids] if ids and _lists(ids, MAX_IDS):
             return IHave(_split(ids))
-        case [6, bytes() as ids] if _lists(ids, MAX_IDS):
+        case [6, bytes() as ids] if ids and _lists(ids, MAX_IDS):
             return IWant(_split(ids))
-        case [7, bytes() as ids] if _lists(ids, MAX_IDS):
+        case [7, bytes() as ids] if ids and _lists(ids, MAX_IDS):
             return Have(_split(ids))
         case _:
             message = "a control frame has an unknown kind, or fields of the wrong type or size"
             raise WireError(message)
+
+
+def cost(data: bytes) -> int:
+    """Return for how many frames an encoded frame counts where their number a second is limited.
+
+    A Have counts for more. A member has a few hundred new results in a round at most, and sends more ids in a frame only when it
+    connects; each frame may make the receiver ask for something.
+    """
+    return HAVE_COST + len(data) // HAVE_BYTES if data[:2] == _HAVE_BEGINS else 1
 
 
 def _counts(number: int) -> bool:

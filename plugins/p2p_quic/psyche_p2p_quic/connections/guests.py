@@ -3,11 +3,11 @@
 A member connects to its neighbours (`psyche_core.p2p.overlay`), and accepts them always. Another member comes as a guest, to
 fetch pieces of the model or of a share, or because it knows other members than we do. We visit others for the same.
 
-Guests, visits and connections that others make just now have a number of places together, so that neighbours and these are never
-more than a member should have. Some of the places are kept for visits: guests may have them as long as nobody is visited, and
-then the guest that has been here longest leaves at once. So neither can keep the other out. A guest's connection ends when
-nothing has been transferred for a while. When all places are taken, the guest that has been here longest makes room for another,
-if it has had some time; so a few members cannot hold the places of all others for ever. `mesh` dials and closes.
+Guests and visits have a number of places together, so that neighbours and these are never more than a member should have. Some
+of the places are kept for visits: guests may have them as long as nobody is visited, and then the guest that has been here
+longest leaves at once. So neither can keep the other out. A guest's connection ends when nothing has been transferred for a
+while. When all places are taken, the guest that has been here longest makes room for another, if it has had some time; so a few
+members cannot hold the places of all others for ever. Nobody gets a place before its hello (`arrivals`). `mesh` dials and closes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 class Guests:
     """Whom we connect to, and who is here beside them.
 
-    most: members at once that are no neighbours: guests, those that we visit, and those that connect to us just now.
+    most: members at once that are no neighbours: guests, and those that we visit.
     most_visits: members that we visit at once; fewer than `most`, or none. turn_seconds: how long a guest may stay though another
     one wants its place. idle_seconds: after so long without a transfer a guest's connection ends. neighbours: of the present
     graph; None if all members are neighbours. Raises ValueError for more visits than places.
@@ -38,6 +38,7 @@ class Guests:
         self._visits: Counter[bytes] = Counter()
         self._since: dict[bytes, float] = {}
         self._active: dict[bytes, tuple[int, float]] = {}
+        self._admitted: set[bytes] = set()
 
     def seeks(self, peer: bytes) -> bool:
         """Return whether we dial this member: a neighbour, or one that we visit."""
@@ -47,10 +48,10 @@ class Guests:
         """Return whether we visit this member."""
         return peer in self._visits
 
-    def begin_visit(self, peer: bytes, arriving: Collection[bytes] = ()) -> tuple[bool, bytes | None]:
+    def begin_visit(self, peer: bytes) -> tuple[bool, bytes | None]:
         """Note that a transfer needs this member. Return whether we may visit it, and the guest that has to leave for it.
 
-        We may not if we visit too many others. arriving: members whose connection is being made.
+        We may not if we visit too many others.
         """
         if peer in self._visits:
             self._visits[peer] += 1
@@ -59,7 +60,7 @@ class Guests:
         if len(self._visits) >= self._most_visits:
             return False, None
 
-        taken = self._taken(arriving)
+        taken = self._taken()
         if peer in taken or len(taken) < self._most:
             self._visits[peer] = 1
             return True, None
@@ -85,20 +86,20 @@ class Guests:
         self._since = {peer: self._since.get(peer, now) for peer in guests}
         self._active = {peer: self._active.get(peer, (0, now)) for peer in guests}
 
-    def admit(self, peer: bytes, arriving: Collection[bytes], now: float) -> tuple[bool, bytes | None]:
-        """Return whether a member may come in, and the guest that has to leave for it, None if nobody has to.
+    def admit(self, peer: bytes, now: float) -> tuple[bool, bytes | None]:
+        """Return whether a member that has said hello may come in, and the guest that has to leave for it, None if nobody has to.
 
-        arriving: members whose connection is being made.
+        It has its place until `has_come`, and longer if `present` names it until then.
         """
-        taken = self._taken(arriving)
+        taken = self._taken()
         if self.seeks(peer) or peer in taken:
             return True, None
 
-        coming = len(taken - self._since.keys() - self._visits.keys())
-        if coming >= max(1, self._most - self._most_visits):
+        if len(self._admitted & taken) >= max(1, self._most - self._most_visits):
             return False, None  # who never gets further than this must not keep us from visits
 
         if len(taken) < self._most:
+            self._admitted.add(peer)
             return True, None
 
         longest = self._longest()
@@ -106,9 +107,14 @@ class Guests:
             return False, None
 
         self._leave(longest)
+        self._admitted.add(peer)
         return True, longest
 
-    def surplus(self, arriving: Collection[bytes], busy: Collection[bytes]) -> list[bytes]:
+    def has_come(self, peer: bytes) -> None:
+        """Note that a member that was admitted is present now, or will not be."""
+        self._admitted.discard(peer)
+
+    def surplus(self, busy: Collection[bytes]) -> list[bytes]:
         """Return the guests that have to leave because there are too many, which happens when neighbours change.
 
         busy: those with a transfer, which stay rather than others.
@@ -116,7 +122,7 @@ class Guests:
         if self.neighbours is None:
             return []
 
-        over = len(self._taken(arriving)) - self._most
+        over = len(self._taken()) - self._most
         guests = [guest for guest in self._since if guest not in self._visits]
         leaving = sorted(guests, key=lambda guest: (guest in busy, self._since[guest]))[: max(0, over)]
         for guest in leaving:
@@ -138,9 +144,9 @@ class Guests:
                 ended.append(guest)
         return ended
 
-    def _taken(self, arriving: Collection[bytes]) -> set[bytes]:
+    def _taken(self) -> set[bytes]:
         """Who has a place: no neighbours."""
-        return {*self._since, *self._visits, *arriving} - (self.neighbours or frozenset())
+        return {*self._since, *self._visits, *self._admitted} - (self.neighbours or frozenset())
 
     def _longest(self) -> bytes | None:
         return min((guest for guest in self._since if guest not in self._visits), key=self._since.__getitem__, default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import anyio
 
@@ -25,11 +25,11 @@ class Leaving:
             if guest is not None and guest in self._sessions:
                 self._sessions[guest].close(session.NO_NEIGHBOUR, "we are no neighbours, and others need your place")
 
-    def look(self, arriving: Collection[bytes]) -> None:
-        """Note who is connected now, and end what is too much. arriving: members whose connection is being made."""
+    def look(self) -> None:
+        """Note who is connected now, and end what is too much."""
         staying = {peer: made.busy for peer, made in self._sessions.items() if not made.closing}
         self._guests.present(staying, asyncio.get_running_loop().time())
-        self.make_room(*self._guests.surplus(arriving, [peer for peer, busy in staying.items() if busy]))
+        self.make_room(*self._guests.surplus([peer for peer, busy in staying.items() if busy]))
 
     async def hang_up(self, *, every: float) -> None:
         """End the connections of guests when nothing is transferred any more. every: seconds between two looks."""

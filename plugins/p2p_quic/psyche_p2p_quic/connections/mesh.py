@@ -16,9 +16,8 @@ import asyncio
 import logging
 import math
 import random
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import anyio
@@ -29,6 +28,7 @@ from psyche_core.rate_limit import TokenBucket
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.wire.frames import FrameDecoder
 from psyche_p2p_quic.connections import session
+from psyche_p2p_quic.connections.arrivals import Arrivals
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.dial_budget import DialBudget
 from psyche_p2p_quic.connections.guests import Guests
@@ -49,6 +49,8 @@ _PATHS_SECONDS = 1.0
 _IDLE_PASSES = 2
 """Attempts in a row without an address that may be dialled before this is logged: our relays may become known a moment after the
 members."""
+
+_NOT_NEEDED = session.SUPERSEDED, "not needed"
 
 logger: logging.Logger = logging.getLogger("psyche.p2p")
 
@@ -98,7 +100,7 @@ class Mesh:
         self._leaving = Leaving(self.guests, self.sessions)
         self._dials = DialBudget(per_peer=settings.dials_per_peer, per_host=settings.dials_per_host)
         self._members: dict[bytes, _Member] = {}
-        self._arriving: Counter[bytes] = Counter()
+        self._arrivals = Arrivals(most=settings.arrivals, per_peer=settings.handshakes_per_peer)
         self._offences = Remembered(RepeatedProblem)
         self._published = PublishedAddresses(endpoint)
         self._hasty = Remembered(RepeatedProblem)
@@ -171,7 +173,7 @@ class Mesh:
         """
         known = self._members.get(peer)
         near = self.guests.neighbours is None or peer in self.guests.neighbours
-        begun, leaves = (False, None) if known is None or near else self.guests.begin_visit(peer, tuple(self._arriving))
+        begun, leaves = (False, None) if known is None or near else self.guests.begin_visit(peer)
         if known is None or not begun:
             yield
             return
@@ -237,7 +239,7 @@ class Mesh:
                     continue
 
                 wait = 0.0
-                if published is not None and not self._arriving[peer]:
+                if published is not None and peer not in self._arrivals:
                     dialable, relay = self._published.dialable(published)
                     idle = idle + 1 if published.sockets and not dialable and relay is None else 0
                     if idle == _IDLE_PASSES:
@@ -264,7 +266,7 @@ class Mesh:
 
     async def _dial(self, peer: bytes, dialable: list[str], relay: str | None) -> bool:
         link: Link | None = None
-        settled = False
+        settled, end = False, _NOT_NEEDED
         try:
             with anyio.fail_after(self._settings.handshake_seconds):
                 link = await self._endpoint.dial(peer, dialable, relay=relay)
@@ -278,23 +280,21 @@ class Mesh:
         except (TransportError, TimeoutError) as error:
             logger.debug("dialling %s: %s", peer[:4].hex(), error)
         except WireError as error:
+            end = session.BROKE_RULES, str(error)
             self.offended(peer, str(error))
         finally:
             if link is not None:
                 self._proved(link)  # again, because the library may have chosen the path only now
                 if not settled:
-                    link.close(session.SUPERSEDED, "not needed")
+                    link.close(*end)
 
         return settled
 
     # ----------------------------------------------------------------------------------------------------- inwards
 
     async def _reject(self, arrival: Arrival) -> None:
-        with anyio.move_on_after(self._settings.handshake_seconds):
-            try:
-                await arrival.refuse()
-            except LinkLost:
-                return
+        with anyio.move_on_after(self._settings.handshake_seconds), suppress(LinkLost):
+            await arrival.refuse()
 
     async def _welcome(self, arrival: Arrival, crowded: bool) -> None:
         try:
@@ -314,13 +314,9 @@ class Mesh:
             link.close(session.NOT_A_MEMBER, "you are not a member of this epoch, or you broke its rules")
             return
 
-        if self._arriving[peer] >= self._settings.handshakes_per_peer:
+        beside = not self.guests.seeks(peer)
+        if self._arrivals.are_enough(peer, beside=beside):
             link.close(session.BROKE_RULES, "you have too many connections")
-            return
-
-        admitted, leaves = self.guests.admit(peer, tuple(self._arriving), _now())
-        if not admitted:
-            link.close(session.NO_NEIGHBOUR, "we are no neighbours, and all places for others are taken")
             return
 
         entries = self._entries.of(peer)
@@ -331,24 +327,30 @@ class Mesh:
             return
 
         entries.take(_now())
-        self._leaving.make_room(leaves)
         self._proved(link)
-        settled = False
-        self._arriving[peer] += 1
+        settled, end = False, _NOT_NEEDED
         try:
-            stream = await link.accept()
-            made = await self._greeted(link, stream, dialled=False)
-            await stream.write(hello_frame(self._hello))
-            await stream.prefer()
-            settled = peer in self._members and self._settle(made)
+            with self._arrivals.coming(link, beside=beside):
+                with anyio.fail_after(self._settings.hello_seconds if beside else None):
+                    stream = await link.accept()
+                    made = await self._greeted(link, stream, dialled=False)
+                self._arrivals.greeted(link)
+                admitted, leaves = self.guests.admit(peer, _now())
+                if not admitted:
+                    end = session.NO_NEIGHBOUR, "we are no neighbours, and all places for others are taken"
+                    return
+
+                self._leaving.make_room(leaves)
+                await stream.write(hello_frame(self._hello))
+                await stream.prefer()
+                settled = peer in self._members and self._settle(made)
         except WireError as error:
+            end = session.BROKE_RULES, str(error)
             self.offended(peer, str(error))
         finally:
-            self._arriving[peer] -= 1
-            if not self._arriving[peer]:
-                del self._arriving[peer]
+            self.guests.has_come(peer)
             if not settled:
-                link.close(session.SUPERSEDED, "not needed")
+                link.close(*end)
 
     # -------------------------------------------------------------------------------------------------------- both
 
@@ -389,7 +391,7 @@ class Mesh:
             self._notify()
 
     def _notify(self) -> None:
-        self._leaving.look(tuple(self._arriving))
+        self._leaving.look()
         self.changed.set()
         self.changed = anyio.Event()
 

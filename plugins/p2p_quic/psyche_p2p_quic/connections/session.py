@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 from psyche_core.errors import TransportError, WireError
 from psyche_core.rate_limit import TokenBucket
 from psyche_core.wire.frames import FrameDecoder, frame
+from psyche_p2p_quic.connections.control_frames import cost
 from psyche_p2p_quic.connections.control_protocol import ControlProtocol, PeerSilent
 from psyche_p2p_quic.endpoint.links import Link, LinkLost, Path, Stream
 from psyche_p2p_quic.settings import QuicSettings
@@ -180,9 +181,10 @@ class Session:
                     await asyncio.sleep(0)
                 now = clock()
                 credit, last = min(burst, credit + (now - last) * rate), now
-                if credit < 1:
-                    await anyio.sleep((1 - credit) / rate)
-                credit -= 1
+                price = cost(data)
+                if credit < price:
+                    await anyio.sleep((price - credit) / rate)
+                credit -= price
                 self.send(self.conversation.receive(data))
 
             self._owner.messages_arrived()
