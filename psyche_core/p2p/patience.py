@@ -19,8 +19,8 @@ SLOWER = 16
 """How many times slower than usual a source may be."""
 
 LAGS = 4
-"""A source for whose rest at least so many times longer is needed than usually for a whole blob lags. As long as nothing is usual, it
-must be able to send the whole in this fraction of a fetch's time."""
+"""A source lags that needs so many times longer for the rest of a blob than is usual for a whole one. Before that is known, it
+lags if it needs longer than one of so many parts of the fetch's time."""
 
 
 class Patience:
@@ -52,8 +52,8 @@ class Patience:
 class Course:
     """How one source sends one blob.
 
-    looked_at: when it began, then when it was last looked at. size: of the blob in bytes, None before it is known. received: bytes
-    so far. rate: bytes a second between the last two looks. looks: how many there were since the last `start_over`.
+    looked_at: when it began, then when it was last looked at. size: of the blob in bytes, None before it is known. received:
+    bytes so far. rate: bytes a second between the last two looks. looks: how many there were since the last `start_over`.
     """
 
     looked_at: float

@@ -26,10 +26,11 @@ class QuicSettings:
     overlay_above, overlay_degree: a run with more members than this is not connected between all, if the transport is told a
     seed: each member has at most so many neighbours, see `psyche_core.p2p.overlay`. All members of a run need the same two, or
     they choose different neighbours; so they are no options of a member. guests: most connections with members that are no
-    neighbours. arrivals: so many more may be between their arrival and their hello, for hello_seconds each. guest_idle_seconds: such a connection ends after this time without a transfer.
-    guest_turn_seconds: after this time it ends if another guest needs its place. visits: so many of these places are for members
-    that we dial for transfers, which get them even if guests have taken all. visit_seconds: how long only the members named as
-    sources are asked for a blob while we dial one of them.
+    neighbours. arrivals: so many more may be between their arrival and their hello, for hello_seconds each.
+    guest_idle_seconds: a guest's connection ends after this time without a transfer. guest_turn_seconds: after this time it ends
+    if another guest needs its place. visits: so many of these places are for members that we dial for transfers, which get them
+    even if guests have taken all. visit_seconds: how long only the members named as sources are asked for a blob while we dial
+    one of them.
 
     announcement_seconds: how long a result is waited for that no connected member has announced, holder_seconds: how long one is
     that some have, both since the last result came; then its author is dialled. turn_seconds: after this time the next result is
@@ -46,10 +47,10 @@ class QuicSettings:
     it does not read. frames_per_second, frame_burst: how fast frames of a peer are read; further frames wait.
 
     hedge_seconds, hedge_bytes: when a blob source sends fewer bytes than this in that time, another is asked too.
-    hedge_rest_seconds: another is also asked when a source needs longer than this for the rest at its rate. hedge_sources: most
-    sources that are asked for one blob at the same time. again_seconds: when all that may have the blob are slow or not
-    reachable, members that did not have it are asked again after this time, then after twice as long, and so on. chunk_bytes: of
-    one blob write. stall_seconds: longest wait for a single read or write of a blob.
+    hedge_rest_seconds: another is also asked when a source needs longer than this for the rest at its rate; in an overlay its
+    rate is measured in such a time. hedge_sources: most sources that are asked for one blob at the same time. again_seconds: when
+    all that may have the blob are slow or not reachable, members that did not have it are asked again after this time, then after
+    twice as long, and so on. chunk_bytes: of one blob write. stall_seconds: longest wait for a single read or write of a blob.
 
     streams_served: blob requests of one peer at once; more break the rules. streams_asked: the same for ours, well below it.
     requests_per_second, request_burst: blob requests of one peer; ten that are answered with 64 KiB or more count as one. Further

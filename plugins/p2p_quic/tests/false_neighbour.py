@@ -9,7 +9,7 @@ from dataclasses import replace
 import anyio
 
 from plugins.p2p_quic.tests.overlay_members import graph, members_of
-from plugins.p2p_quic.tests.rogue import Rogue, framed, talk
+from plugins.p2p_quic.tests.rogue import Rogue, talk
 from psyche_core.errors import WireError
 from psyche_core.testing.transport import until
 from psyche_core.wire.signing import SecretKey

@@ -79,7 +79,7 @@ async def test_a_hello_of_another_version_is_refused_with_a_sentence_that_names_
         stream = await link.open()
         await stream.write(frame(codec.encode([0, version, "run", b"instance"]), limit=100))
         await ended(stream)
-        expected = f"a hello of version {version} of the transport came to a program of version 3; update the older one"
+        expected = f"a hello of transport version {version} came to a program of version 3; update the older one"
         assert expected in link.close_reason
         await honest_pair_works(victim, friend)
 

@@ -125,7 +125,7 @@ async def test_who_trickles_keeps_no_place_from_results_that_others_have() -> No
 
 async def test_an_announcement_costs_a_look_at_what_it_names_only_and_many_are_read_slowly() -> None:
     settings = replace(HOPS_ONLY, frames_per_second=200.0, frame_burst=17)
-    async with beside_a_false_neighbour(settings) as (victim, members, _, stream):
+    async with beside_a_false_neighbour(settings) as (victim, _, _, stream):
         results = exchange_of(victim).results
         wanted, named = os.urandom(32), [os.urandom(16) for _ in range(10)]
         looked_at = []

@@ -270,31 +270,25 @@ async def test_a_peer_that_takes_a_result_slowly_holds_up_others_for_a_time_only
             served.set()
 
 
-async def test_the_same_request_may_come_again_after_its_turn_and_both_may_end_in_any_order() -> None:
-    for older_first in (True, False):
-        turns = UploadTurns(seconds=0.01)
-        done = [anyio.Event(), anyio.Event()]
-        begun = [anyio.Event(), anyio.Event()]
-        ended = 0
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_the_same_request_may_come_again_after_its_turn_and_both_may_end_in_any_order(order: tuple[int, int]) -> None:
+    turns = UploadTurns(seconds=0.01)
+    begun, done = [anyio.Event(), anyio.Event()], [anyio.Event(), anyio.Event()]
 
-        async def request(number: int) -> None:
-            nonlocal ended
-            async with turns.turn(b"1", b"peer", Answer(), size=LARGE) as granted:  # type: ignore[arg-type]
-                assert granted
-                begun[number].set()
-                await done[number].wait()
-            ended += 1
+    async def request(number: int) -> None:
+        async with turns.turn(b"1", b"peer", Answer(), size=LARGE) as granted:  # type: ignore[arg-type]
+            assert granted
+            begun[number].set()
+            await done[number].wait()
 
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(request, 0)
-                await begun[0].wait()
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for number in (0, 1):
+                tasks.start_soon(request, number)
+                await begun[number].wait()
                 await until(lambda: not turns._queue._sending)
-                tasks.start_soon(request, 1)
-                await begun[1].wait()
-                for number in (0, 1) if older_first else (1, 0):
-                    done[number].set()
-                    await anyio.wait_all_tasks_blocked()
-        assert ended == 2
-        assert not turns._begun
-        assert not turns._queue._sending
+            for number in order:
+                done[number].set()
+                await anyio.wait_all_tasks_blocked()
+    assert not turns._begun
+    assert not turns._queue._sending

@@ -103,9 +103,7 @@ def test_an_announcement_of_results_counts_for_many_frames() -> None:
 
 def test_another_version_is_named() -> None:
     for other in (2, 4):
-        with pytest.raises(
-            WireError, match=f"version {other} of the transport came to a program of version 3; update the older one"
-        ):
+        with pytest.raises(WireError, match=f"transport version {other} came to a program of version 3; update the older one"):
             control_frames.decode(codec.encode([0, other, "run", b"12345678", "more"]), max_bytes=1000)
 
 

@@ -79,7 +79,7 @@ class Results:
         return self._mesh.guests.neighbours is not None
 
     def begin_epoch(self, seed: int | None) -> None:
-        """Note the seed of the present epoch. With another one, peers that were slow or did not give what they had are trusted."""
+        """Note the seed of an epoch. With another one, peers that were slow, or did not give what they had, are forgiven."""
         if seed != self._seed:
             self._seed = seed
             self._downloads.forgive()

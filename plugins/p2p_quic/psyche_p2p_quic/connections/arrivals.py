@@ -42,7 +42,7 @@ class Arrivals:
 
     @contextmanager
     def coming(self, link: Closable, *, beside: bool) -> Iterator[None]:
-        """Count a connection while this is entered. beside: whether its peer is no neighbour; another one may be closed for it."""
+        """Count a connection while this is entered. beside: whether its peer is no neighbour; another may be closed for it."""
         self._coming[link.peer] += 1
         if beside:
             if len(self._silent) >= self._most:

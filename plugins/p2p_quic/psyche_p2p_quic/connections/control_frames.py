@@ -126,9 +126,7 @@ def decode(data: bytes, *, max_bytes: int) -> Frame:
 
     match fields:
         case [0, int() as version, *_] if version != VERSION:
-            message = (
-                f"a hello of version {version} of the transport came to a program of version {VERSION}; update the older one"
-            )
+            message = f"a hello of transport version {version} came to a program of version {VERSION}; update the older one"
             raise WireError(message)
         case [0, int(), str() as run_id, bytes() as instance] if len(instance) == INSTANCE_BYTES:
             return Hello(run_id, instance)
