@@ -189,7 +189,10 @@ class Downloads:
         return True
 
     def drop(self, name: bytes, peer: bytes) -> None:
-        """Note that one of two sources of a result is stopped, because the other will be done sooner."""
+        """Note that one of two sources of a result is stopped, because the other will be done sooner.
+
+        If that is the lagging one, it is not late any more: others are slower, or our line is slow.
+        """
         wanted = self._wanted.get(name)
         if wanted is None or peer not in wanted.asked:
             return
@@ -197,6 +200,7 @@ class Downloads:
         wanted.plan.release(peer)
         self._leave(wanted, peer)
         if wanted.source is None and wanted.lagging is not None:
+            self._late.discard(wanted.lagging)
             wanted.source, wanted.lagging = wanted.lagging, None
             self._receiving += 1
 
@@ -228,6 +232,8 @@ class Downloads:
         if wanted is None:
             return ()
 
+        if giver is not None and giver == wanted.lagging and wanted.source is not None:
+            self._late.discard(giver)  # it was done before the other, which began later
         others = tuple(wanted.asked - {wanted.source if giver is None else giver})
         for peer in tuple(wanted.asked):
             self._leave(wanted, peer)

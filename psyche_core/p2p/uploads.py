@@ -13,6 +13,7 @@ withdraw requests too, soon after their turns have begun. It is forgiven by half
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from psyche_core.p2p.downloads import AT_ONCE, at_once_of
@@ -41,7 +42,7 @@ class UploadQueue:
     def __init__(self, *, at_once: int = AT_ONCE, per_peer: int = MAX_WAITING_PER_PEER) -> None:
         self._at_once = at_once
         self._per_peer = per_peer
-        self._size = 0
+        self._longest = math.inf
         self._waiting: dict[tuple[bytes, bytes], None] = {}
         self._by_peer: Counter[bytes] = Counter()
         self._sending: dict[tuple[bytes, bytes], float] = {}
@@ -62,7 +63,7 @@ class UploadQueue:
     def expect_size(self, size: int) -> None:
         """Note how large results are, in bytes: of small ones more are sent at once, see `at_once_of`."""
         self._at_once = at_once_of(size)
-        self._size = size
+        self._longest = 1.0 + size / SLOWEST_BYTES
 
     def begin(self, now: float) -> tuple[bytes, bytes] | None:
         """Return the next request to answer, as (result, peer), and count it as being answered; None if none may begin now.
@@ -88,7 +89,7 @@ class UploadQueue:
         if request in self._sending:
             held = now - self._sending.pop(request)
             if complete:
-                self._waste(peer, held - 1.0 - self._size / SLOWEST_BYTES, now)
+                self._waste(peer, held - self._longest, now)
             else:
                 self._sent[name] = max(0, self._sent[name] - 1)  # it may have been forgotten meanwhile
                 self._sent_to[peer] -= 1

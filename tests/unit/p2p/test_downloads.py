@@ -156,6 +156,7 @@ def test_of_two_sources_either_can_be_dropped() -> None:
         assert begun(downloads) == [(ONE, B)]
         downloads.started(ONE, B)
         downloads.drop(ONE, dropped)
+        assert downloads._late == ({A} if dropped == A else set()), "the one that is stopped was slower"
         assert downloads._receiving == 1
         assert downloads.begin(PEERS) is None
         assert downloads.finished(ONE) == ()
@@ -274,6 +275,7 @@ class Swarm(RuleBasedStateMachine):
         self.requests.remove((name, dropped))
         if not older:
             self.coming[name] = self.lagging[name]
+            self.late.discard(self.lagging[name])
         del self.lagging[name]
 
     @precondition(lambda self: self.requests)
