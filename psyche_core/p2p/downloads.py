@@ -182,9 +182,9 @@ class Downloads:
         if sum(each.lagging is not None for each in self._wanted.values()) >= self._at_once:
             return False
 
+        self.give_up(wanted.source)
         wanted.source, wanted.lagging = None, wanted.source
         self._receiving -= 1
-        self.give_up(wanted.lagging)
         self._ask_again()
         return True
 

@@ -10,7 +10,7 @@ from psyche_core.p2p.overlay import DEGREE, FULL_MESH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuicSettings:
-    """Times are seconds, sizes bytes.
+    """Times are seconds, sizes bytes. Raises ValueError for more visits than guests.
 
     heartbeat_seconds, silent_beats: a ping is sent each beat; a peer that sent nothing for that many beats counts as dead.
     inventory_beats: at most one comparison of live messages per peer in that many beats. gossip_seconds, gossip_peers: ids of
@@ -121,3 +121,8 @@ class QuicSettings:
     close_seconds: float = 0.5
 
     log: LogLimits = field(default_factory=LogLimits)
+
+    def __post_init__(self) -> None:
+        if self.visits > self.guests:
+            message = f"visits take places of guests, so there can be no more than {self.guests} at once, got {self.visits}"
+            raise ValueError(message)

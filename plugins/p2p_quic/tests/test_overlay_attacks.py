@@ -142,7 +142,7 @@ async def test_an_announcement_costs_a_look_at_what_it_names_only_and_many_are_r
 
             tasks.start_soon(fetch)
             await until(lambda: wanted[:16] in results._downloads)
-            results._downloads.begin = watched  # type: ignore[method-assign, assignment]
+            results._downloads.begin = watched  # type: ignore[method-assign]
             began = anyio.current_time()
             await stream.write(b"".join(framed(Have((name,))) for name in named))
             await until(lambda: results._holders.of(named[-1]) != ())

@@ -22,6 +22,7 @@ from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.guests import Guests
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.endpoint.links import LinkLost
+from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.transport import QuicTransport
 
 pytestmark = pytest.mark.quic
@@ -124,7 +125,8 @@ async def test_members_that_connect_and_say_nothing_keep_no_guest_out_and_cost_n
             for rogue in rogues:
                 stack.push_async_callback(partial(rogue.endpoint.aclose, timeout=1))
             guest, *silent = rogues
-            await guest.greeted(victim)
+            link, _ = await guest.greeted(victim)
+            stack.callback(link.close, 0, "the test is over")
             await until(lambda: guest.peer_id in victim.stats.peers)
             links = [await rogue.link(victim) for rogue in silent]
             await until(lambda: any("did not say hello" in link.close_reason for link in links))
@@ -341,6 +343,8 @@ def test_neighbours_of_before_leave_if_they_are_too_many_and_first_those_without
 def test_more_visits_than_places_are_refused() -> None:
     with pytest.raises(ValueError, match="no more than 2 at once, got 3"):
         Guests(most=2, most_visits=3, turn_seconds=10.0, idle_seconds=5.0)
+    with pytest.raises(ValueError, match="no more than 2 at once, got 6"):
+        QuicSettings(guests=2)
 
 
 def test_a_transfer_between_two_looks_keeps_a_guest() -> None:
