@@ -51,13 +51,14 @@ async def ask(link: Link, blob_hash: bytes) -> Stream:
 
 
 async def test_who_takes_turns_and_withdraws_them_late_silences_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It always has two turns, and two requests that wait. An honest neighbour got a result before, it got none."""
+    """It always has two turns, and two requests that wait. An honest neighbour got some results before, it got none."""
     monkeypatch.setattr(uploads, "WASTED_SECONDS", 0.05)
     async with beside_a_false_neighbour(replace(HOPS_ONLY, turn_seconds=3600.0)) as (victim, members, link, _):
-        first, *blobs = [os.urandom(SIZE) for _ in range(5)]
-        blob_hash = await victim.publish(first, tag=1)
+        blobs = [os.urandom(SIZE) for _ in range(4)]
         honest = next(member for member in members if member.peer_id in victim.stats.peers)
-        await honest.fetch(blob_hash, sources=[], max_bytes=SIZE, timeout=60, tag=1, wanted_by_all=True)
+        for number in range(4):
+            blob_hash = await victim.publish(b"%d" % number, tag=1)
+            await honest.fetch(blob_hash, sources=[], max_bytes=SIZE, timeout=60, tag=1, wanted_by_all=True)
         hashes = [await victim.publish(blob, tag=1) for blob in blobs]
         holds = anyio.Event()
 
