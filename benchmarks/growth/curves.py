@@ -57,9 +57,7 @@ def table(curves: Sequence[Curve]) -> str:
     lines = [f"{'cost':{width}}  exponent  at the end  points"]
     for each in curves:
         points = "  ".join(f"{_short(x)}: {y:.4g}" for x, y in each.points)
-        lines.append(
-            f"{each.title:{width}}  {_text(each.exponent):>8}  {_text(each.last_exponent):>10}  {points} {each.unit}"
-        )
+        lines.append(f"{each.title:{width}}  {_text(each.exponent):>8}  {_text(each.last_exponent):>10}  {points} {each.unit}")
     return "\n".join(lines)
 
 
