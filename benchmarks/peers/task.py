@@ -70,7 +70,7 @@ def prepare(
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # bars of a second fill whatever log this goes to
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # bars of a second fill whatever log this goes to
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(**{key: value for key, value in config.items() if key not in ("architectures", "dtype")})
@@ -88,7 +88,7 @@ def load_model(folder: Path) -> torch.nn.Module:
     from transformers import LlamaForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     model: torch.nn.Module = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     model.train()
     return model
