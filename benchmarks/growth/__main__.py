@@ -28,6 +28,8 @@ from typing import Any
 from benchmarks.children import enter_loopback
 from benchmarks.growth import chain, coordinator, handlers, mesh, optimizer, overlay, ranks
 from benchmarks.growth.curves import Curve, plot, table
+from benchmarks.options import even, one_of, several, whole
+from psyche_core.p2p.overlay import MOST_DEGREE
 
 SENDERS, QUICK_SENDERS = (1, 8, 32, 256), (1, 8, 32)
 QUICK_SIZES = ("1M", "4M", "16M")
@@ -41,11 +43,21 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = ("optimizer", "mesh", "coordinator", "handlers", "overlay", "ranks", "chain")
-    parser.add_argument("parts", nargs="*", choices=(*parts, []), metavar="PART", help=f"{', '.join(parts)}; default: all")
-    parser.add_argument("--sizes", help=f"numbers of parameters (default: {','.join(optimizer.WIDTHS)})")
-    parser.add_argument("--threads", type=int, default=2, help="torch threads (default: 2)")
-    parser.add_argument("--members", help=f"numbers of endpoints of `mesh` (default: {','.join(map(str, MEMBERS))})")
-    parser.add_argument("--degree", type=int, help="most neighbours of an endpoint of `mesh` (default: all are connected)")
+    parser.add_argument("parts", nargs="*", type=one_of(parts, "part"), metavar="PART", help=f"{', '.join(parts)}; default: all")
+    parser.add_argument(
+        "--sizes",
+        type=several(one_of(optimizer.WIDTHS, "size")),
+        help=f"numbers of parameters (default: {','.join(optimizer.WIDTHS)})",
+    )
+    parser.add_argument("--threads", type=whole(1, 1024), default=2, help="torch threads (default: 2)")
+    parser.add_argument(
+        "--members",
+        type=several(whole(2, 1024)),
+        help=f"numbers of endpoints of `mesh` (default: {','.join(map(str, MEMBERS))})",
+    )
+    parser.add_argument(
+        "--degree", type=even(2, MOST_DEGREE), help="most neighbours of an endpoint of `mesh` (default: all are connected)"
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--out", type=Path, help="folder for growth.json, growth.txt and a plot of each part")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")

@@ -57,9 +57,7 @@ def table(curves: Sequence[Curve]) -> str:
     lines = [f"{'cost':{width}}  exponent  at the end  points"]
     for each in curves:
         points = "  ".join(f"{_short(x)}: {y:.4g}" for x, y in each.points)
-        lines.append(
-            f"{each.title:{width}}  {_rounded(each.exponent)!s:>8}  {_rounded(each.last_exponent)!s:>10}  {points} {each.unit}"
-        )
+        lines.append(f"{each.title:{width}}  {_text(each.exponent):>8}  {_text(each.last_exponent):>10}  {points} {each.unit}")
     return "\n".join(lines)
 
 
@@ -74,7 +72,7 @@ def plot(path: Path, curves: Sequence[Curve]) -> None:
         for each in curves:
             if (each.unit, each.over) == (unit, over):
                 xs, ys = zip(*each.points, strict=True)
-                axes.loglog(xs, ys, marker="o", label=f"{each.title} (exponent {_rounded(each.exponent)})")
+                axes.loglog(xs, ys, marker="o", label=f"{each.title} (exponent {_text(each.exponent)})")
         axes.set_xlabel(over)
         axes.set_ylabel(unit)
         axes.legend(fontsize="x-small")
@@ -91,3 +89,7 @@ def _short(value: float) -> str:
         if value >= limit:
             return f"{value / limit:.3g}{letter}"
     return f"{value:g}"
+
+
+def _text(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import llama
+from benchmarks.options import one_of, positive, several, whole
 from benchmarks.peers import cells, environments, report, task
 from benchmarks.peers.lines import why_not
 from benchmarks.peers.results import Results
@@ -65,26 +66,36 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         prog="benchmarks.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a 1 M model, two speeds, few steps: does it run?")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="some of them, separated by commas: %(default)s")
-    parser.add_argument("--speeds", help=f"Mbit/s or unshaped (default {FULL['speeds']})")
     parser.add_argument(
-        "--faults", default=",".join(cells.FAULTS), help="kill, join, both or none, at the last speed (%(default)s)"
+        "--systems",
+        type=several(one_of(SYSTEMS, "system")),
+        default=",".join(SYSTEMS),
+        help="some of them, separated by commas: %(default)s",
+    )
+    parser.add_argument("--speeds", type=several(_speed), help=f"Mbit/s or unshaped (default {FULL['speeds']})")
+    parser.add_argument(
+        "--faults",
+        type=several(one_of((*cells.FAULTS, "none"), "fault")),
+        default=",".join(cells.FAULTS),
+        help="kill, join, both or none, at the last speed (%(default)s)",
     )
     parser.add_argument("--size", choices=list(llama.SIZES), help=f"of the model (default {FULL['size']})")
-    parser.add_argument("--members", type=int, default=4)
-    parser.add_argument("--sequences", type=int, default=6, help="of each member in a step (%(default)s)")
-    parser.add_argument("--steps", type=int, help=f"of a run (default {FULL['steps']})")
-    parser.add_argument("--seconds", type=float, help=f"after which a run ends before (default {FULL['seconds']:g})")
-    parser.add_argument("--patience", type=float, help="seconds without a step: stalls (default 300)")
-    parser.add_argument("--every", type=int, help="steps between validations (default 25)")
-    parser.add_argument("--warmup", type=int, help="steps of a rising rate (default 20)")
-    parser.add_argument("--fault-step", type=int, help="step after which a fault happens (default 10)")
-    parser.add_argument("--epoch", type=int, help="steps of our epochs (default 120, as in our examples)")
-    parser.add_argument("--period", type=int, help="steps between synchronisations of DiLoCo and LocalSGD (default 25)")
+    parser.add_argument("--members", type=whole(1, 64), default=4)
+    parser.add_argument("--sequences", type=whole(1, 1024), default=6, help="of each member in a step (%(default)s)")
+    parser.add_argument("--steps", type=whole(1, 1_000_000), help=f"of a run (default {FULL['steps']})")
+    parser.add_argument("--seconds", type=positive, help=f"after which a run ends before (default {FULL['seconds']:g})")
+    parser.add_argument("--patience", type=positive, help="seconds without a step: stalls (default 300)")
+    parser.add_argument("--every", type=whole(1, 1_000_000), help="steps between validations (default 25)")
+    parser.add_argument("--warmup", type=whole(1, 1_000_000), help="steps of a rising rate (default 20)")
+    parser.add_argument("--fault-step", type=whole(1, 1_000_000), help="step after which a fault happens (default 10)")
+    parser.add_argument("--epoch", type=whole(1, 1_000_000), help="steps of our epochs (default 120, as in our examples)")
+    parser.add_argument(
+        "--period", type=whole(1, 1_000_000), help="steps between synchronisations of DiLoCo and LocalSGD (default 25)"
+    )
     parser.add_argument("--tune", action="store_true", help="try three rates for each system first, unshaped, and use the best")
-    parser.add_argument("--at-seconds", type=float, help="when the table's loss is (default: a quarter of --seconds)")
-    parser.add_argument("--at-tokens", type=int, help="the same in tokens (default: half of --steps)")
-    parser.add_argument("--target-loss", type=float, default=5.5, help="the loss whose time the table says (%(default)s)")
+    parser.add_argument("--at-seconds", type=positive, help="when the table's loss is (default: a quarter of --seconds)")
+    parser.add_argument("--at-tokens", type=whole(1, 2**62), help="the same in tokens (default: half of --steps)")
+    parser.add_argument("--target-loss", type=positive, default=5.5, help="the loss whose time the table says (%(default)s)")
     parser.add_argument("--cache", type=Path, required=True, help="folder for the peers' environments, gigabytes; kept")
     parser.add_argument("--own-torch", action="store_true", help="torch's own systems use this environment, nothing is installed")
     parser.add_argument("--out", type=Path, required=True, help="folder for cells.jsonl, table.md and loss.png")
@@ -95,9 +106,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     for name, value in {**FULL, **(QUICK if given.quick else {})}.items():
         if getattr(given, name) is None:
             setattr(given, name, value)
-    unknown = [name for name in given.systems.split(",") if name not in SYSTEMS]
-    if unknown:
-        parser.error(f"no such system: {', '.join(unknown)}; there are {', '.join(SYSTEMS)}")
     if given.at_seconds is None:
         given.at_seconds = given.seconds / 4
     if given.at_tokens is None:
@@ -105,9 +113,14 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return given
 
 
+def _speed(text: str) -> float | None:
+    """Mbit/s of a line, None for "unshaped"."""
+    return None if text == "unshaped" else positive(text)
+
+
 def speeds(text: str) -> list[float | None]:
-    """Mbit/s of the lines, None for no limit. Raises ValueError."""
-    return [None if word == "unshaped" else float(word) for word in text.split(",")]
+    """Mbit/s of the lines, None for no limit. Raises argparse.ArgumentTypeError."""
+    return [_speed(word) for word in text.split(",")]
 
 
 def planned(given: argparse.Namespace, factors: dict[str, float]) -> list[cells.Cell]:
@@ -187,6 +200,11 @@ def _in_short(found: dict[str, Any]) -> str:
 def main() -> int:
     """See the module."""
     given = arguments()
+    try:
+        given.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.stderr.write(f"Error: --out: the folder {given.out} cannot be made: {error.strerror}\n")
+        return 2
     pythons, missing = _environments(given)
     if given.inside is None:
         command = (sys.executable, "-m", "benchmarks.peers", *sys.argv[1:], "--inside", json.dumps(missing))
@@ -303,4 +321,8 @@ def _report(given: argparse.Namespace, found: dict[str, dict[str, Any]], *, para
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: what is finished is in cells.jsonl of --out; the same command goes on from there\n")
+        sys.exit(130)

@@ -68,7 +68,9 @@ def prepare(
 ) -> int:
     """Write model and tokens into a folder and return the number of parameters. config: as in a model's config.json."""
     from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # bars of a second fill whatever log this goes to
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(**{key: value for key, value in config.items() if key not in ("architectures", "dtype")})
@@ -84,7 +86,9 @@ def prepare(
 def load_model(folder: Path) -> torch.nn.Module:
     """The model with its first weights, float32."""
     from transformers import LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     model: torch.nn.Module = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     model.train()
     return model

@@ -206,6 +206,10 @@ class Transport(AsyncResource):
         `tag`; without, the caller must keep it. Concurrent fetches of one hash share one transfer. A peer that sent wrong bytes
         is from then on asked last. Raises BlobNotFound after `timeout` seconds or when every member that was asked has answered
         no; BlobRejected if every answer was too large or wrong.
+
+        wanted_by_all: whether all members want the blob now, as they do a round's results. A transport with neighbours then
+        gets it from any member that has it, and others from their sources only. Where a transport knows how much has come,
+        the timeout of such a fetch begins anew while it makes progress.
         """
 
     @abstractmethod

@@ -36,8 +36,8 @@ def test_scores_are_the_largest_jaccard_indices_of_all_others(
     rounds: list[dict[int, set[int]]], payloads: dict[int, set[int]]
 ) -> None:
     recent = nothing()
-    for height, others in enumerate(rounds):
-        recent = recent.with_round(height, {member: positions(numbers) for member, numbers in others.items()})
+    for height, each in enumerate(rounds):
+        recent = recent.with_round(height, {member: positions(numbers) for member, numbers in each.items()})
     found = recent.scores(9, {member: positions(numbers) for member, numbers in payloads.items()})
     assert list(found) == list(payloads)
     for member, numbers in payloads.items():
