@@ -64,7 +64,7 @@ class Guests:
             self._visits[peer] = 1
             return True, None
 
-        longest = self._longest()
+        longest = self._longest(arriving)
         if longest is None:
             return False, None
 
@@ -90,18 +90,18 @@ class Guests:
 
         arriving: members whose connection is being made.
         """
-        taken = self._taken(arriving)
-        if self.seeks(peer) or peer in taken:
+        near = self.neighbours
+        if near is None or peer in near or peer in arriving:
             return True, None
 
-        coming = len(taken - self._since.keys() - self._visits.keys())
-        if coming >= max(1, self._most - self._most_visits):
+        if len(set(arriving) - near) >= max(1, self._most - self._most_visits):
             return False, None  # who never gets further than this must not keep us from visits
 
-        if len(taken) < self._most:
+        taken = self._taken(arriving)
+        if peer in taken or len(taken) < self._most:
             return True, None
 
-        longest = self._longest()
+        longest = self._longest(arriving)
         if longest is None or now - self._since[longest] < self._turn_seconds:
             return False, None
 
@@ -117,7 +117,7 @@ class Guests:
             return []
 
         over = len(self._taken(arriving)) - self._most
-        guests = [guest for guest in self._since if guest not in self._visits]
+        guests = [guest for guest in self._since if guest not in self._visits and guest not in arriving]
         leaving = sorted(guests, key=lambda guest: (guest in busy, self._since[guest]))[: max(0, over)]
         for guest in leaving:
             self._leave(guest)
@@ -142,8 +142,10 @@ class Guests:
         """Who has a place: no neighbours."""
         return {*self._since, *self._visits, *arriving} - (self.neighbours or frozenset())
 
-    def _longest(self) -> bytes | None:
-        return min((guest for guest in self._since if guest not in self._visits), key=self._since.__getitem__, default=None)
+    def _longest(self, arriving: Collection[bytes]) -> bytes | None:
+        """The guest that has been here longest, without those that connect again: their new connection needs the place."""
+        leaving = (guest for guest in self._since if guest not in self._visits and guest not in arriving)
+        return min(leaving, key=self._since.__getitem__, default=None)
 
     def _leave(self, guest: bytes) -> None:
         del self._since[guest], self._active[guest]
