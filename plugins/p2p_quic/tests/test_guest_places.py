@@ -119,3 +119,11 @@ def test_the_real_limits_keep_the_goal() -> None:
     assert settings.overlay_degree == DEGREE
     assert settings.overlay_degree + settings.guests + settings.arrivals <= GOAL
     assert 0 < settings.visits < settings.guests
+
+
+def test_a_guest_that_connects_again_keeps_its_place_until_it_has() -> None:
+    guests = Guests(most=2, most_visits=1, turn_seconds=3.0, idle_seconds=2.0)
+    guests.neighbours = frozenset()
+    guests.present(MEMBERS[:2], 0.0)
+    assert guests.admit(MEMBERS[0], 9.0) == (True, None)
+    assert guests.begin_visit(MEMBERS[3]) == (True, MEMBERS[1]), "not the one that has been here longest"

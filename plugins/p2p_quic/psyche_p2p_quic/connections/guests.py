@@ -13,7 +13,7 @@ members cannot hold the places of all others for ever. Nobody gets a place befor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 
 class Guests:
@@ -91,22 +91,21 @@ class Guests:
 
         It has its place until `has_come`, and longer if `present` names it until then.
         """
-        taken = self._taken()
-        if self.seeks(peer) or peer in taken:
+        near = self.neighbours
+        if near is None or peer in near or peer in self._admitted:
             return True, None
 
-        if len(self._admitted & taken) >= max(1, self._most - self._most_visits):
+        if len(self._admitted - near) >= max(1, self._most - self._most_visits):
             return False, None  # who never gets further than this must not keep us from visits
 
-        if len(taken) < self._most:
-            self._admitted.add(peer)
-            return True, None
+        taken = self._taken()
+        longest = None
+        if peer not in taken and len(taken) >= self._most:
+            longest = self._longest()
+            if longest is None or now - self._since[longest] < self._turn_seconds:
+                return False, None
 
-        longest = self._longest()
-        if longest is None or now - self._since[longest] < self._turn_seconds:
-            return False, None
-
-        self._leave(longest)
+            self._leave(longest)
         self._admitted.add(peer)
         return True, longest
 
@@ -123,8 +122,7 @@ class Guests:
             return []
 
         over = len(self._taken()) - self._most
-        guests = [guest for guest in self._since if guest not in self._visits]
-        leaving = sorted(guests, key=lambda guest: (guest in busy, self._since[guest]))[: max(0, over)]
+        leaving = sorted(self._replaceable(), key=lambda guest: (guest in busy, self._since[guest]))[: max(0, over)]
         for guest in leaving:
             self._leave(guest)
         return leaving
@@ -148,8 +146,12 @@ class Guests:
         """Who has a place: no neighbours."""
         return {*self._since, *self._visits, *self._admitted} - (self.neighbours or frozenset())
 
+    def _replaceable(self) -> Iterator[bytes]:
+        """Guests that may have to leave: not those that connect again, whose new connection needs the place."""
+        return (guest for guest in self._since if guest not in self._visits and guest not in self._admitted)
+
     def _longest(self) -> bytes | None:
-        return min((guest for guest in self._since if guest not in self._visits), key=self._since.__getitem__, default=None)
+        return min(self._replaceable(), key=self._since.__getitem__, default=None)
 
     def _leave(self, guest: bytes) -> None:
         del self._since[guest], self._active[guest]
