@@ -132,7 +132,13 @@ async def test_a_neighbour_that_announces_a_result_and_does_not_give_it_is_given
 ) -> None:
     """It announces the result first, and is asked first; an honest neighbour comes by it while it is being waited for."""
     settings = replace(SETTINGS, visits=0, announcement_seconds=60.0, holder_seconds=60.0, stall_seconds=1.0)
-    async with with_a_false_neighbour(answer, settings) as (victim, members, stream, asked):
+    published = anyio.Event()
+
+    async def answers(stream: Stream) -> None:
+        await published.wait()  # who says that it has nothing is not waited for, and the honest one must have it by then
+        await answer(stream)
+
+    async with with_a_false_neighbour(answers, settings) as (victim, members, stream, asked):
         blob_hash = hashlib.sha256(BLOB).digest()
         got = []
 
@@ -145,6 +151,7 @@ async def test_a_neighbour_that_announces_a_result_and_does_not_give_it_is_given
             await asked.wait()
             neighbour = next(member for member in members if member.peer_id in victim.stats.peers)
             await neighbour.publish(BLOB, tag=1)
+            published.set()
         assert got == [BLOB]
 
 
