@@ -251,6 +251,7 @@ def test_the_guest_that_has_been_here_longest_makes_room_after_its_turn() -> Non
     guests.present([NEAR, ONE, TWO], 4.0)
     assert guests.admit(NEAR, 5.0) == (True, None)
     assert guests.admit(ONE, 5.0) == (True, None), "it is here already"
+    guests.has_come(ONE)
     assert guests.admit(THREE, 9.0) == (False, None)
     assert guests.admit(THREE, 10.0) == (True, ONE)
 
