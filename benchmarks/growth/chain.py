@@ -232,8 +232,9 @@ class _Follower:
             added = time.thread_time() - began
             spent += added
             if found is None:
-                copy = self._decoded(data)
-                spent += self._decodes[-1]
+                began = time.thread_time()
+                copy = Copy.of(data, earlier=copy)
+                spent += time.thread_time() - began
             else:
                 self._additions.append(added)
                 copy = found

@@ -31,8 +31,11 @@ def encode(state: CoordinatorState) -> bytes:
     return image
 
 
-def decode(image: bytes) -> CoordinatorState:
-    """Return the state of an image. Raises only WireError, which names the field and its byte, whatever `image` contains."""
+def decode(image: bytes, *, earlier: tuple[bytes, CoordinatorState] | None = None) -> CoordinatorState:
+    """Return the state of an image. Raises only WireError, which names the field and its byte, whatever `image` contains.
+
+    earlier: another image and what `decode` returned for it. The result is the same as without; only what differs is read.
+    """
     if len(image) >= HEADER.size:
         _read_header(image)
     if len(image) != SIZE:
@@ -40,7 +43,10 @@ def decode(image: bytes) -> CoordinatorState:
         raise WireError(message)
 
     try:
-        state: CoordinatorState = IMAGE.read(image, 0)
+        if earlier is None:
+            state: CoordinatorState = IMAGE.read(image, 0)
+        else:
+            state = IMAGE.read_again(image, 0, earlier=earlier[0], value=earlier[1])
         _check(state)
     except FieldError as error:
         raise _wire_error(error) from error

@@ -72,6 +72,19 @@ class Kind(ABC):
     def read(self, image: bytes, at: int) -> Any:
         """Return the value whose `size` bytes start at offset `at`. Raises FieldError if the bytes are not valid."""
 
+    def read_again(self, image: bytes, at: int, *, earlier: bytes, value: Any) -> Any:
+        """Return what `read` returns, sooner where little has changed.
+
+        earlier: an image that `read` accepted, value: what it returned at the same offset. Values are immutable, so the result
+        consists of them where the bytes are the same. Raises FieldError.
+        """
+        end = at + self.size
+        return value if image[at:end] == earlier[at:end] else self._read_changed(image, at, earlier=earlier, value=value)
+
+    def _read_changed(self, image: bytes, at: int, *, earlier: bytes, value: Any) -> Any:  # noqa: ARG002 - for those with parts
+        """Return the value of bytes that are not those of `earlier`. Kinds that contain others read only what has changed."""
+        return self.read(image, at)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

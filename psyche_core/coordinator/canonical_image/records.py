@@ -107,14 +107,21 @@ class List(Kind):
 
     def read(self, image: bytes, at: int) -> tuple[Any, ...]:
         """Return the values of the slots in use. Raises FieldError."""
+        return self._read_changed(image, at, earlier=b"", value=())
+
+    def _read_changed(self, image: bytes, at: int, *, earlier: bytes, value: Any) -> tuple[Any, ...]:
         count, _ = (_read_part(part, image, at) for part in self.parts)
         if count > self.capacity:
             raise FieldError(f"expected at most {self.capacity}, got {count}", "count")
 
         items = []
         for slot in range(count):
+            place = at + self._offset(slot)
             try:
-                items.append(self.item.read(image, at + self._offset(slot)))
+                if slot < len(value):
+                    items.append(self.item.read_again(image, place, earlier=earlier, value=value[slot]))
+                else:
+                    items.append(self.item.read(image, place))
             except FieldError as error:
                 error.path = (slot, *error.path)
                 raise
@@ -177,7 +184,26 @@ class Record(Kind):
 
     def read(self, image: bytes, at: int) -> Any:
         """Return the value that `build` makes from the fields. Raises FieldError."""
-        found = {part.name: _read_part(part, image, at) for part in self.parts}
+        return self._built({part.name: _read_part(part, image, at) for part in self.parts})
+
+    def _read_changed(self, image: bytes, at: int, *, earlier: bytes, value: Any) -> Any:
+        if self._split is not None:
+            return self.read(image, at)
+
+        found = {}
+        for part in self.parts:
+            if part.kind.without_value:
+                found[part.name] = _read_part(part, image, at)
+                continue
+            try:
+                before = getattr(value, part.name)
+                found[part.name] = part.kind.read_again(image, at + part.offset, earlier=earlier, value=before)
+            except FieldError as error:
+                error.path = (part.name, *error.path)
+                raise
+        return self._built(found)
+
+    def _built(self, found: Mapping[str, Any]) -> Any:
         values = {part.name: found[part.name] for part in self.parts if not part.kind.without_value}
         try:
             return self._build(**values)

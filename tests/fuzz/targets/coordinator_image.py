@@ -1,4 +1,4 @@
-"""The canonical image of a coordinator's state: what is accepted encodes to the same bytes.
+"""The canonical image of a coordinator's state: what is accepted encodes to the same bytes. An earlier state changes nothing.
 
 An image is long and mostly zero, so an input is not the image but a list of changes to a valid one: offset (3 bytes), length (1)
 and the bytes to put there. The first byte chooses the image and whether it is cut.
@@ -29,6 +29,7 @@ def _images() -> list[bytes]:
 
 
 _IMAGES = _images()
+_STATES = [decode(image) for image in _IMAGES]
 _WRITTEN = [place for place in range(SIZE) if any(image[place] for image in _IMAGES)]
 """Bytes that are in use: changes elsewhere are all refused alike."""
 
@@ -65,4 +66,14 @@ def TARGET(data: bytes) -> None:
         del image[int.from_bytes(data[1:4], "big") :]
 
     changed = bytes(image)
+    for earlier in zip(_IMAGES, _STATES, strict=True):
+        assert _decoded(changed, earlier) == _decoded(changed, None)
     assert encode(decode(changed)) == changed
+
+
+def _decoded(image: bytes, earlier: tuple[bytes, CoordinatorState] | None) -> CoordinatorState | str:
+    """The state, or the sentence with which the image is refused."""
+    try:
+        return decode(image, earlier=earlier)
+    except WireError as error:
+        return str(error)

@@ -107,7 +107,8 @@ def test_a_coordinator_on_chain_is_measured_with_members_and_over_rounds() -> No
     assert {kind: found["lamports"] for kind, found in many["kinds"].items() if found["lamports"] != 5000} == {"Join": 10_000}
     assert many["reads"]["round_changes"] == 6
     assert many["reads"]["round_bytes"] > few["reads"]["round_bytes"] > 2 * 3 * figures["notice_bytes"]
-    assert many["client"]["round_p50_ms"] > 6 * many["client"]["decode_p50_ms"] / 2 > 0
+    assert many["client"]["round_p50_ms"] > many["client"]["addition_p50_ms"] > 0
+    assert many["client"]["decode_p50_ms"] > 0
     assert list(figures["lasting"])[:10] == [str(played) for played in range(2, 21, 2)]
     assert len({(each["account_bytes"], each["account_lamports"]) for each in figures["lasting"].values()}) == 1
     assert all(each.points for each in chain.curves(figures))

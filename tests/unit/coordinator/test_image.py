@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from psyche_core.config.rules import MAX_TABLES_BYTES
 from psyche_core.config.run_config import Choice, CoordinatorConfig, ModelConfig
 from psyche_core.coordinator import commands
-from psyche_core.coordinator.canonical_image import SIZE, decode, encode
+from psyche_core.coordinator.canonical_image import SIZE, decode, encode, offset
 from psyche_core.coordinator.canonical_image.layout import CHECKPOINT_KINDS
 from psyche_core.coordinator.round.requeue import MAX_INTERVALS
 from psyche_core.coordinator.state import (
@@ -86,6 +86,7 @@ def test_states_reached_by_random_commands_round_trip(play: Any, members: Any, j
     reached: set[str] = set()
     for seed in range(8):
         run, dice = play(0, **TINY_RUN), random.Random(seed)
+        earlier = (encode(run.state), run.state)
         for _ in range(150):
             try:
                 random_command(run, dice, members, joins)
@@ -93,11 +94,54 @@ def test_states_reached_by_random_commands_round_trip(play: Any, members: Any, j
                 continue
             image = encode(run.state)
             assert decode(image) == run.state, f"seed {seed}"
+            earlier = image, decode(image, earlier=earlier)
+            assert earlier[1] == run.state, f"seed {seed}"
             reached |= {run.phase, "requeue" if run.state.requeue else "no requeue"}
             reached |= {"statements" for stored in run.state.epoch.rounds if stored.statements}
             reached |= {f"exited {client.state.name}" for client in run.state.epoch.clients}
     wanted = {"WaitingForMembers", "Warmup", "RoundTrain", "RoundWitness", "Cooldown", "Paused", "requeue", "statements"}
     assert reached >= {*wanted, "exited Withdrawn"}
+
+
+# ------------------------------------------------------------ with an earlier image
+@pytest.mark.parametrize("sizes", [SMALL, FULL], ids=["small", "full"])
+def test_only_what_differs_from_an_earlier_image_is_read(sizes: dict[str, int]) -> None:
+    image = encode(synthetic(**sizes))
+    before = decode(image)
+    assert decode(image, earlier=(image, before)) is before
+
+    place = offset("epoch.rounds[3].statements[1].words") + 8
+    words = image[place : place + 1]
+    later = image[:place] + bytes((words[0] ^ 255,)) + image[place + 1 :]
+    after = decode(later, earlier=(image, before))
+    assert after == decode(later) != before
+    assert after.epoch.clients is before.epoch.clients
+    assert after.epoch.rounds[2] is before.epoch.rounds[2]
+    assert after.epoch.rounds[3].statements[0] is before.epoch.rounds[3].statements[0]
+    assert after.epoch.rounds[3].statements[1] != before.epoch.rounds[3].statements[1]
+
+
+STATES = [(encode(state), state) for state in (synthetic(**SMALL), synthetic(**{**SMALL, "clients": 5, "rounds": 2}))]
+USED = [place for place in range(SIZE) if any(image[place] for image, _ in STATES)]
+
+
+@given(data=st.data())
+def test_the_result_is_the_same_with_any_earlier_image(data: st.DataObject) -> None:
+    """Also what is refused, and with which sentence."""
+    (first, _), (other, _) = data.draw(st.permutations(STATES))
+    later = bytearray(first)
+    for place in data.draw(st.lists(st.sampled_from(USED), max_size=3)):
+        later[place] = data.draw(st.sampled_from((other[place], later[place] + 1 & 255)))
+
+    def decoded(earlier: tuple[bytes, CoordinatorState] | None) -> CoordinatorState | str:
+        try:
+            return decode(bytes(later), earlier=earlier)
+        except WireError as error:
+            return str(error)
+
+    expected = decoded(None)
+    for earlier in STATES:
+        assert decoded(earlier) == expected
 
 
 TINY_RUN = {

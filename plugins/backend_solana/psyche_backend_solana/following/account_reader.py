@@ -127,7 +127,7 @@ class Follower:
         found = self._existing(account)
         read_coordinator(found, self._run)
         reading = ChainClock(unix_time(clock.data) if clock is not None else 0, at)
-        whole = Copy.of(found.data)
+        whole = Copy.of(found.data, earlier=self._copy)
         if self._copy is None or whole.nonce >= self._copy.nonce:
             self._copy, self._endpoint, self._since = whole, self._rpc.current, at
         return self._copy, reading

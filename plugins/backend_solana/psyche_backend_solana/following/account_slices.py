@@ -73,10 +73,11 @@ class Copy:
     state: CoordinatorState | None
 
     @classmethod
-    def of(cls, data: bytes) -> Copy:
-        """Parse the account's data. Raises WireError."""
+    def of(cls, data: bytes, *, earlier: Copy | None = None) -> Copy:
+        """Parse the account's data. earlier: another copy, of which what has not changed is taken. Raises WireError."""
         account = CoordinatorAccount.parse(data)
-        return cls(data, account, account.state)
+        state = account.state if earlier is None else account.state_after(earlier.account, earlier.state)
+        return cls(data, account, state)
 
     @property
     def nonce(self) -> int:
@@ -130,7 +131,7 @@ def added(copy: Copy, head: bytes, where: Slice, content: bytes, *, now: int) ->
         listed = _at(f"epoch.rounds[{place}].statements")
         data = _patched(data, [(Slice(listed, listed + _COUNT_BYTES), stated.to_bytes(_COUNT_BYTES, "little"))])
     try:
-        after = Copy.of(data)
+        after = Copy.of(data, earlier=copy)
     except WireError:
         return None  # a part of it is from another time
     if after.state is None:
@@ -271,7 +272,7 @@ def gathered(copy: Copy, plan: Plan, head: bytes, contents: Sequence[bytes]) -> 
     if any(data[one.start : one.end] != copy.data[one.start : one.end] for one in plan.counts):
         return None
     try:
-        after = Copy.of(data)
+        after = Copy.of(data, earlier=copy)
     except WireError:
         return None
     return after if after.state is not None and _same_epoch(before, after.state) else None

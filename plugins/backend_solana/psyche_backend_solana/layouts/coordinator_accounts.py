@@ -120,7 +120,14 @@ class CoordinatorAccount:
     @property
     def state(self) -> CoordinatorState | None:
         """The coordinator's state; None before the run's first configuration. Raises WireError for an invalid image."""
-        return None if not any(self.image[:8]) else image.decode(self.image)
+        return self.state_after(None, None)
+
+    def state_after(self, earlier: CoordinatorAccount | None, state: CoordinatorState | None) -> CoordinatorState | None:
+        """Return what `state` is, sooner if little has changed since an earlier account. state: of that one. Raises WireError."""
+        if not any(self.image[:8]):
+            return None
+
+        return image.decode(self.image, earlier=None if earlier is None or state is None else (earlier.image, state))
 
 
 def packed_text(text: str, size: int, what: str) -> bytes:
