@@ -285,10 +285,13 @@ def test_the_table_of_faults_says_what_happened_to_whom() -> None:
     assert report.fault_table({}) == ""
 
 
-def test_the_figure_has_a_panel_for_each_speed(tmp_path: Path) -> None:
+def test_the_figure_has_two_panels_for_each_speed(tmp_path: Path) -> None:
     curve = [[1.0, 10, 10, 7.0], [2.0, 20, 20, 6.0]]
     report.figure({"a": cell("ddp", 10.0, validation=curve), "b": cell("ours-8", None, validation=curve)}, tmp_path / "loss.png")
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    picture = (tmp_path / "loss.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    width, height = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
+    assert (width, height) == (2 * 4.5 * 110, 7 * 110)
     report.figure({}, tmp_path / "nothing.png")
     assert not (tmp_path / "nothing.png").exists()
 
