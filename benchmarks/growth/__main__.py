@@ -11,8 +11,8 @@
     ranks       compress and apply of DisTrO divided among 1, 2 and 4 processes of one client, and their memory
 
 An exponent of 0 means that a cost is constant, 1 that it is proportional, 2 that it is quadratic; "at the end" is that of the two
-largest sizes. Sizes that do not fit the machine's memory are left out and said. Whole: about an hour on two cores and 20 GB of
-memory. --quick: two minutes.
+largest sizes. Sizes that do not fit the machine's memory are left out and said. Whole: more than an hour on two cores and 20 GB
+of memory. --quick: three minutes.
 """
 
 from __future__ import annotations
@@ -41,15 +41,17 @@ ROUNDS, QUICK_ROUNDS = 10_000, 50
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.growth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parts = ("optimizer", "mesh", "coordinator", "handlers", "overlay", "ranks", "chain")
     parser.add_argument("parts", nargs="*", type=one_of(parts, "part"), metavar="PART", help=f"{', '.join(parts)}; default: all")
     parser.add_argument(
         "--sizes",
         type=several(one_of(optimizer.WIDTHS, "size")),
-        help=f"numbers of parameters (default: {','.join(optimizer.WIDTHS)})",
+        help=f"numbers of parameters of `optimizer` (default: {','.join(optimizer.WIDTHS)})",
     )
-    parser.add_argument("--threads", type=whole(1, 1024), default=2, help="torch threads (default: 2)")
+    parser.add_argument("--threads", type=whole(1, 1024), default=2, help="torch threads of `optimizer` (default: 2)")
     parser.add_argument(
         "--members",
         type=several(whole(2, 1024)),
@@ -59,7 +61,7 @@ def main() -> None:
         "--degree", type=even(2, MOST_DEGREE), help="most neighbours of an endpoint of `mesh` (default: all are connected)"
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
-    parser.add_argument("--out", type=Path, help="folder for growth.json, growth.txt and a plot of each part")
+    parser.add_argument("--out", type=Path, help="folder for growth.json, and of each part a table (PART.txt) and a plot")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     given = parser.parse_args()
     enter_loopback("benchmarks.growth")

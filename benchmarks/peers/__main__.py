@@ -230,9 +230,12 @@ def main() -> int:
         "period",
         "tune",
     )
-    results = Results(given.out / "cells.jsonl", {name: getattr(given, name) for name in named})
     # Libraries that log to stdout when they are imported must not spoil the JSON.
-    with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory(prefix="peers-") as name:
+    with (
+        Results(given.out / "cells.jsonl", {name: getattr(given, name) for name in named}) as results,
+        contextlib.redirect_stdout(sys.stderr),
+        tempfile.TemporaryDirectory(prefix="peers-") as name,
+    ):
         work = Path(name)
         parameters = task.prepare(
             work / "task", _config(given.size), training=llama.tokens("training"), validation=llama.tokens("validation")
@@ -255,8 +258,9 @@ def main() -> int:
         )
         measurement = Measurement(given, results, setup, missing)
         factors = measurement.tuned() if given.tune else {}
-        wanted = [measurement.cell(cell) for cell in planned(given, factors)]
-    _report(given, {cell["key"]: cell for cell in wanted}, parameters=parameters, factors=factors)
+        for cell in planned(given, factors):
+            measurement.cell(cell)
+    _report(given, results.cells, parameters=parameters, factors=factors)
     return 0
 
 
@@ -289,6 +293,13 @@ def _environments(given: argparse.Namespace) -> tuple[dict[str, Path], dict[str,
     return pythons, missing
 
 
+def _versions(given: argparse.Namespace, name: str) -> dict[str, str]:
+    """What is installed in one of ENVIRONMENTS; {} if it was not made."""
+    if name == "torch" and given.own_torch:
+        return {word: importlib.metadata.version(word) for word in ("torch", "transformers", "numpy")}
+    return environments.versions(name, ENVIRONMENTS[name], cache=given.cache)
+
+
 def _report(given: argparse.Namespace, found: dict[str, dict[str, Any]], *, parameters: int, factors: dict[str, float]) -> None:
     rows = report.rows(found, seconds=given.at_seconds, tokens=given.at_tokens, loss=given.target_loss)
     parts = [
@@ -308,7 +319,7 @@ def _report(given: argparse.Namespace, found: dict[str, dict[str, Any]], *, para
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "versions": {name: environments.versions(name, asked, cache=given.cache) for name, asked in ENVIRONMENTS.items()},
+        "versions": {name: _versions(given, name) for name in ENVIRONMENTS},
         "torch": importlib.metadata.version("torch"),
         "rate_factors": factors,
         "at_seconds": given.at_seconds,

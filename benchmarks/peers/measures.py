@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
+
+import numpy as np
 
 from benchmarks.peers.progress import Step, Weights
 from benchmarks.peers.watching import Sample, at
@@ -46,7 +48,7 @@ def figures(
         return found
 
     since, until = first[SKIPPED_STEPS - 1].time, first[-1].time
-    trained = sum(step.sequences for steps in told.values() for step in steps if since < step.time <= until)
+    trained = sum(_trained(steps, until) - _trained(steps, since) for steps in told.values() if steps)
     steps = trained / batch
     gaps = [later.time - earlier.time for earlier, later in pairwise(first[SKIPPED_STEPS - 1 :])]
     used = [(at(each, since), at(each, until)) for each in samples.values()]
@@ -68,6 +70,12 @@ def figures(
     found["busy_per_step_s"] = round(statistics.median(busy), 4) if busy else None
     found["busy_cpu_per_step"] = round(statistics.median(cpu), 4) if cpu else None
     return found
+
+
+def _trained(steps: Sequence[Step], moment: float) -> float:
+    """Sequences that a member had trained then, with a part of those of the step in which it was."""
+    times, counts = [step.time for step in steps], accumulate(step.sequences for step in steps)
+    return float(np.interp(moment, times, list(counts)))
 
 
 def _service_bytes(service: Sequence[Sample], since: float, until: float, *, steps: float) -> int:

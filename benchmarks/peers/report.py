@@ -9,12 +9,13 @@ from typing import Any
 from benchmarks.peers.measures import loss_at, time_to
 from benchmarks.peers.systems import BASE, SYSTEMS
 
-_SECONDS, _TOKENS = 0, 1
+_SECONDS, _TOKENS, _SENT = 0, 1, 2
 
 COLUMNS = (
     ("system", "system"),
-    ("step_s", "s/step"),
+    ("step_s", "s/step: median"),
     ("step_mean_s", "mean"),
+    ("longest_gap_s", "longest"),
     ("busy_share", "computing"),
     ("sent_per_step", "sent/step"),
     ("startup_s", "start-up s"),
@@ -35,7 +36,8 @@ def rows(cells: Mapping[str, dict[str, Any]], *, seconds: float, tokens: int, lo
     """One row for each cell that trained, in the order of speeds and systems, with what follows from several cells.
 
     busy_share: what computing alone takes of a mean step. other_cpu_per_step: processor seconds besides forward and backward of
-    computing alone. loss_after_seconds, loss_after_tokens: validation loss, None where a run did not get so far.
+    computing alone. loss_after_seconds, loss_after_tokens: validation loss, None where a run did not get so far; by tokens None
+    for computing alone too, where a member learns from its own only.
     time_to_loss: seconds since members were started until the validation loss is `loss`, None likewise.
     """
     trained = [cell for cell in cells.values() if not cell["fault"] and "tuning" not in cell]
@@ -46,7 +48,7 @@ def rows(cells: Mapping[str, dict[str, Any]], *, seconds: float, tokens: int, lo
         row = {key: value for key, value in cell.items() if key not in ("training", "validation", "key", "fault")}
         curve = cell.get("validation", [])
         row["loss_after_seconds"] = loss_at(curve, seconds, column=_SECONDS)
-        row["loss_after_tokens"] = loss_at(curve, tokens, column=_TOKENS)
+        row["loss_after_tokens"] = None if cell["system"] == BASE else loss_at(curve, tokens, column=_TOKENS)
         row["time_to_loss"] = time_to(curve, loss)
         if base is not None and cell.get("step_mean_s"):
             row["busy_share"] = round(base["busy_per_step_s"] / cell["step_mean_s"], 3)
@@ -116,33 +118,51 @@ def bytes_text(count: float) -> str:
 
 
 def figure(cells: Mapping[str, dict[str, Any]], file: Path) -> None:
-    """Validation loss against time since the start, a panel for each speed."""
+    """Validation loss against time since the start, and against the bytes that a member has sent, a column for each speed."""
     import numpy as np
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     trained = [cell for cell in cells.values() if not cell["fault"] and "tuning" not in cell and cell.get("validation")]
-    speeds = sorted({cell["megabits"] or float("inf") for cell in trained})
+    speeds = sorted({_speed_of(cell) for cell in trained})
     if not speeds:
         return
-    picture = Figure(figsize=(4.5 * len(speeds), 4), layout="constrained")
-    panels = picture.subplots(1, len(speeds), sharey=True, squeeze=False)[0]
+    picture = Figure(figsize=(4.5 * len(speeds), 7), layout="constrained")
+    panels = picture.subplots(2, len(speeds), sharex="row", sharey=True, squeeze=False)
     names = [name for name in SYSTEMS if any(cell["system"] == name for cell in trained)]
-    for panel, speed in zip(panels, speeds, strict=True):
-        for place, name in enumerate(names):
-            for cell in trained:
-                if cell["system"] == name and (cell["megabits"] or float("inf")) == speed:
-                    times = [point[_SECONDS] for point in cell["validation"]]
-                    losses = [point[-1] for point in cell["validation"]]
-                    wide = 2.2 if name.startswith("ours") else 1.2
-                    panel.plot(times, losses, label=SYSTEMS[name].title, color=f"C{place % 10}", linewidth=wide, marker=".")
-        panel.set_title(speed_name(None if speed == float("inf") else speed))
-        panel.set_xlabel("seconds since members were started")
-        panel.grid(visible=True, alpha=0.3)
-    panels[0].set_ylabel("validation loss, nats a token")
-    picture.legend(*_handles(panels), loc="outside lower center", ncols=4, fontsize="small")
+    for speed, above, below in zip(speeds, *panels, strict=True):
+        # Computing alone needs no line, so it is shown beside all.
+        for cell in (each for name in names for each in trained if each["system"] == name):
+            if cell["system"] != BASE and _speed_of(cell) != speed:
+                continue
+            style = _style(cell["system"], names.index(cell["system"]))
+            losses = [point[-1] for point in cell["validation"]]
+            above.plot([point[_SECONDS] for point in cell["validation"]], losses, **style)
+            if cell["system"] != BASE:
+                below.plot([point[_SENT] for point in cell["validation"]], losses, **style)
+        above.set_title(speed_name(None if speed == float("inf") else speed))
+        above.set_xlabel("seconds since members were started")
+        below.set_xscale("log")
+        below.xaxis.set_major_formatter(EngFormatter(unit="B"))
+        below.set_xlabel("bytes that a member has sent")
+        for panel in (above, below):
+            panel.grid(visible=True, alpha=0.3)
+    for row in panels:
+        row[0].set_ylabel("validation loss, nats a token")
+    picture.legend(*_handles(panels[0]), loc="outside lower center", ncols=4, fontsize="small")
     file.parent.mkdir(parents=True, exist_ok=True)
     with np.errstate(invalid="ignore"):  # numpy may see flags that torch's kernels left, when matplotlib divides plain numbers
         picture.savefig(file, dpi=110)
+
+
+def _speed_of(cell: Mapping[str, Any]) -> float:
+    return cell["megabits"] or float("inf")
+
+
+def _style(name: str, place: int) -> dict[str, Any]:
+    wide = 2.2 if name.startswith("ours") else 1.2
+    line = "--" if name == BASE else "-"
+    return {"label": SYSTEMS[name].title, "color": f"C{place % 10}", "linewidth": wide, "linestyle": line, "marker": "."}
 
 
 def _handles(panels: Sequence[Any]) -> tuple[list[Any], list[str]]:

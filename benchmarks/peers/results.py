@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Self
 
 
 class Results:
-    """The file of a measurement. Its first line says with what it was measured; other settings need another file."""
+    """The file of a measurement. Its first line says with what it was measured; other settings need another file.
+
+    No other program can measure into the same file until this context is left. Raises SystemExit if one does.
+    """
 
     def __init__(self, file: Path, setting: Mapping[str, Any]) -> None:
         self._file = file
         self.cells: dict[str, dict[str, Any]] = {}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(file)
+        try:
+            self._open(setting)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+    def _open(self, setting: Mapping[str, Any]) -> None:
+        file = self._file
         lines = _whole_lines(file)
         if not lines:
-            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps({"setting": dict(setting)}) + "\n")
             return
         if lines[0].get("setting") != json.loads(json.dumps(dict(setting))):
@@ -39,6 +58,18 @@ class Results:
             stream.write(json.dumps(dict(found)) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
+
+
+def _locked(file: Path) -> IO[str]:
+    """The file, opened and locked until it is closed."""
+    opened = file.open("a")
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        opened.close()
+        message = f"another program measures into {file.parent}; wait until it has ended, or choose another --out"
+        raise SystemExit(message) from None
+    return opened
 
 
 def _whole_lines(file: Path) -> list[dict[str, Any]]:

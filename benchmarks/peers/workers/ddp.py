@@ -33,7 +33,11 @@ def main() -> None:
     world = member.task.members if member.rank < member.task.members else member.rank + 1
     dist.init_process_group("gloo", init_method=f"tcp://{member.meet}", rank=member.rank, world_size=world, timeout=PATIENCE)
     bucket = ONE_BUCKET_MB if member.task.settings.get("hook") == "powersgd" else None
-    model = DistributedDataParallel(member.model, broadcast_buffers=False, bucket_cap_mb=bucket)  # nothing in the buffers changes
+    model = (
+        DistributedDataParallel(  # all begin with the same weights, so nobody has to send them; nothing in the buffers changes
+            member.model, init_sync=False, broadcast_buffers=False, bucket_cap_mb=bucket
+        )
+    )
     add_hook(model, member.task.settings)
     optimizer = adamw(member.model, member.task.rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup(member.task))

@@ -203,13 +203,17 @@ def test_workers_and_clients_tell_the_same_things(tmp_path: Path) -> None:
 
 def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
     file, setting = tmp_path / "out" / "cells.jsonl", {"steps": 5}
-    Results(file, setting).add({"key": "ddp/10/train/1", "step_s": 2.0})
+    with Results(file, setting) as results:
+        results.add({"key": "ddp/10/train/1", "step_s": 2.0})
+        with pytest.raises(SystemExit, match="another program measures into"):
+            Results(file, setting)
     with file.open("a") as stream:
         stream.write('{"key": "half')  # killed while it wrote
-    again = Results(file, setting)
-    assert again.cells == {"ddp/10/train/1": {"key": "ddp/10/train/1", "step_s": 2.0}}
-    again.add({"key": "next"})
-    assert list(Results(file, setting).cells) == ["ddp/10/train/1", "next"]
+    with Results(file, setting) as again:
+        assert again.cells == {"ddp/10/train/1": {"key": "ddp/10/train/1", "step_s": 2.0}}
+        again.add({"key": "next"})
+    with Results(file, setting) as third:
+        assert list(third.cells) == ["ddp/10/train/1", "next"]
     with pytest.raises(SystemExit, match="other settings"):
         Results(file, {"steps": 6})
 
@@ -217,24 +221,24 @@ def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
 def test_a_peer_that_cannot_be_installed_is_a_row_that_says_why(tmp_path: Path) -> None:
     """It is not kept: the next time it may be there. What ran and failed is kept, unless it is to be tried again."""
     given = arguments(["--cache", "c", "--out", str(tmp_path), "--quick"])
-    results = Results(tmp_path / "cells.jsonl", {})
+    file = tmp_path / "cells.jsonl"
     setup = cells.Setup(
         task_folder=tmp_path, work=tmp_path, members=4, sequences=6, sequence_length=128, steps=5, seconds=5.0, patience=5.0,
         warmup=1, every=1, fault_step=1, epoch=5, period=5,
     )  # fmt: skip
-    measurement = Measurement(given, results, setup, {"hivemind": "no such package"})
-    found = measurement.cell(cells.Cell("hivemind", 10.0))
-    assert found["failed"] == "not installed: no such package"
-    assert not Results(tmp_path / "cells.jsonl", {}).cells
+    with Results(file, {}) as results:
+        found = Measurement(given, results, setup, {"hivemind": "no such package"}).cell(cells.Cell("hivemind", 10.0))
+        assert found["failed"] == "not installed: no such package"
+    with Results(file, {}) as results:
+        assert not results.cells
 
-    results.add({"key": "ddp/10/train/1", "fault": "", "failed": "no step in 60 s"})
-    assert measurement.cell(cells.Cell("ddp", 10.0))["failed"] == "no step in 60 s"
-    assert (
-        "not installed"
-        in Measurement(arguments(["--cache", "c", "--out", "o", "--retry-failed"]), results, setup, {"torch": "gone"}).cell(
-            cells.Cell("ddp", 10.0)
-        )["failed"]
-    )
+        results.add({"key": "ddp/10/train/1", "fault": "", "failed": "no step in 60 s"})
+        failed = Measurement(given, results, setup, {}).cell(cells.Cell("ddp", 10.0))
+        assert failed["failed"] == "no step in 60 s"
+
+        again = arguments(["--cache", "c", "--out", "o", "--retry-failed"])
+        retried = Measurement(again, results, setup, {"torch": "gone"}).cell(cells.Cell("ddp", 10.0))
+        assert "not installed" in retried["failed"]
 
 
 def test_versions_are_those_of_what_was_asked_for(tmp_path: Path) -> None:
@@ -258,8 +262,12 @@ CURVE = [[0, 0, 0, 7.0], [9, 9, 9, 6.1]]
 
 def test_the_table_compares_with_computing_alone() -> None:
     cells = {
-        "base": cell("alone", None, busy_per_step_s=1.0, busy_cpu_per_step=0.9, step_mean_s=1.1, cpu_per_step=1.0),
-        "ddp": cell("ddp", 10.0, step_s=4.0, step_mean_s=4.0, cpu_per_step=1.4, sent_per_step=34e6, validation=CURVE),
+        "base": cell(
+            "alone", None, busy_per_step_s=1.0, busy_cpu_per_step=0.9, step_mean_s=1.1, cpu_per_step=1.0, validation=CURVE
+        ),
+        "ddp": cell(
+            "ddp", 10.0, step_s=4.0, step_mean_s=4.0, longest_gap_s=4.2, cpu_per_step=1.4, sent_per_step=34e6, validation=CURVE
+        ),
         "gone": cell("hivemind", 10.0, failed="not installed: why"),
     }  # fmt: skip
     rows = report.rows(cells, seconds=9.0, tokens=100, loss=6.55)
@@ -271,7 +279,10 @@ def test_the_table_compares_with_computing_alone() -> None:
     assert (slow["time_to_loss"], failed["time_to_loss"]) == (4.5, None)
     assert base["other_cpu_per_step"] == 0.1
     text = report.table(rows, seconds=9.0, tokens=100, loss=6.55)
-    assert "| DDP, float32 | 4.00 | 4.00 | 25% | 34 MB |" in text
+    assert "| DDP, float32 | 4.00 | 4.00 | 4.20 | 25% | 34 MB |" in text
+    assert "| system | s/step: median | mean | longest | computing |" in text
+    slow, _, base = report.rows(cells, seconds=9.0, tokens=9, loss=6.55)
+    assert (slow["loss_after_tokens"], base["loss_after_tokens"]) == (6.1, None), "alone a member learns from its own tokens only"
     assert "| hivemind, an update a step: *not installed: why* | - |" in text
     assert failed["failed"]
 
@@ -285,10 +296,13 @@ def test_the_table_of_faults_says_what_happened_to_whom() -> None:
     assert report.fault_table({}) == ""
 
 
-def test_the_figure_has_a_panel_for_each_speed(tmp_path: Path) -> None:
+def test_the_figure_has_two_panels_for_each_speed(tmp_path: Path) -> None:
     curve = [[1.0, 10, 10, 7.0], [2.0, 20, 20, 6.0]]
     report.figure({"a": cell("ddp", 10.0, validation=curve), "b": cell("ours-8", None, validation=curve)}, tmp_path / "loss.png")
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    picture = (tmp_path / "loss.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    width, height = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
+    assert (width, height) == (2 * 4.5 * 110, 7 * 110)
     report.figure({}, tmp_path / "nothing.png")
     assert not (tmp_path / "nothing.png").exists()
 
