@@ -37,8 +37,8 @@ class MemberView:
     smallest units of the token that it was paid. starts: number of its processes. out_epoch: epoch from which it was dropped or
     ejected. overlap: (step, score) of its newest result that was compared, see `telemetry.ResultOverlaps`; None if none was.
     checks: number of its shares that others recomputed and found trained. peers, over_others: members that are connected with
-    it, and members with which it keeps no connection, see `telemetry.PeerPaths`. heard: unix seconds of the newest event about it.
-    changed: version of the newest change.
+    it, and members with which it keeps no connection, see `telemetry.PeerPaths`. heard: unix seconds of the newest event about
+    it. changed: version of the newest change.
     """
 
     key: str

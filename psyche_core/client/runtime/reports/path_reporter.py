@@ -1,8 +1,8 @@
 """Turns the transport's reports about its connections into events for people. Pure; the caller passes the time.
 
 Paths are reported when one of them changes its kind, at most every few seconds, and otherwise at long intervals. If all reachable
-members are reached only through a relay, one event says so and suggests what would help. Where the transport keeps connections with
-some members only, its neighbours, the others are counted; one of them is named only while it is connected.
+members are reached only through a relay, one event says so and suggests what would help. Where the transport keeps connections
+with some members only, its neighbours, the others are counted; one of them is named only while it is connected.
 """
 
 from __future__ import annotations
