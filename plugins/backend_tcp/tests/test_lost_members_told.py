@@ -22,9 +22,11 @@ async def test_a_member_whose_connection_ends_without_a_word_was_lost(withdraws:
     """A client killed with `kill -9` was told exactly as one that had stopped."""
     found = psyche.PluginRegistry.discover()
     tcp = found.load("backend", "tcp")
+    create_server = tcp.create_server
+    assert create_server is not None
 
     def server(context: ServerContext) -> BackendServer:
-        made: BackendServer = tcp.create_server(replace(context, reconnect_seconds=0.0))
+        made: BackendServer = create_server(replace(context, reconnect_seconds=0.0))
         return made
 
     impatient = ObjectPlugin(replace(tcp, create_server=server), "psyche_backend_tcp")
