@@ -94,6 +94,7 @@ class ClientStatus:
             "bytes_sent": member.sent,
             "bytes_received": member.received,
             "peers": [_peer(each) for each in (() if self._paths is None else self._paths.peers[:MAX_PEERS])],
+            "over_others": 0 if self._paths is None else self._paths.over_others,
             "peers_at": self._paths_at,
             "alike": None
             if self._overlaps is None
@@ -115,6 +116,7 @@ def _peer(each: telemetry.PathOfPeer) -> Document:
     return {
         "peer": _name(each.peer),
         "path": _name(each.path),
+        "neighbour": each.neighbour,
         "rtt_ms": (_number(each.rtt_ms) or None) if each.path != "none" else None,
         "sent_per_second": each.sent_per_second,
         "received_per_second": each.received_per_second,

@@ -192,6 +192,7 @@ def _member(member: MemberView) -> Document:
         "sent": member.sent,
         "received": member.received,
         "peers": member.peers,
+        "over_others": member.over_others,
         "digest": None if member.digest is None else [member.digest[0], printable(member.digest[1], at_most=NAME_CHARACTERS)],
         "earned": member.earned,
         "slashed": member.slashed,

@@ -36,8 +36,9 @@ class MemberView:
     oldest first; the last one is the present state. earned, slashed: points that the coordinator counts; None if unknown. paid:
     smallest units of the token that it was paid. starts: number of its processes. out_epoch: epoch from which it was dropped or
     ejected. overlap: (step, score) of its newest result that was compared, see `telemetry.ResultOverlaps`; None if none was.
-    checks: number of its shares that others recomputed and found trained. heard: unix seconds of the newest event about it.
-    changed: version of the newest change.
+    checks: number of its shares that others recomputed and found trained. peers, over_others: members that are connected with
+    it, and members with which it keeps no connection, see `telemetry.PeerPaths`. heard: unix seconds of the newest event about
+    it. changed: version of the newest change.
     """
 
     key: str
@@ -53,6 +54,7 @@ class MemberView:
     sent: int = 0
     received: int = 0
     peers: int = 0
+    over_others: int = 0
     digest: tuple[int, str] | None = None
     earned: int | None = None
     slashed: int | None = None
@@ -127,6 +129,7 @@ class MemberView:
         """Note that one of its processes has started. Its totals start from zero."""
         self.starts += 1
         self.out_epoch = None
+        self.over_others = 0
         self._network = NetworkTotals(0, 0, 0)
         self._recent.clear()
 

@@ -152,6 +152,8 @@ class RunView:
                 self._note_reported(time, event)
             case telemetry.NetworkTotals():
                 self._note_network(source, time, event)
+            case telemetry.PeerPaths():
+                self._note_paths(source, time, event)
             case telemetry.Validated():
                 self.validation.add(event.step, event.loss, time=time, changed=self.version)
                 self.newest_validation = (event.step, event.loss)
@@ -364,6 +366,12 @@ class RunView:
         self.sent.add(int(time), self._sent, time=time, changed=self.version)
         self.received.add(int(time), self._received, time=time, changed=self.version)
         self._touch(member, time)
+
+    def _note_paths(self, source: str, time: float, event: telemetry.PeerPaths) -> None:
+        member = self._of_source(source)
+        if member is not None:
+            member.over_others = max(0, event.over_others)
+            self._touch(member, time)
 
     def _note_reported_score(self, time: float, event: telemetry.ScoreReported) -> None:
         """Add a score that a witness reports. A score of an event file that is read here has priority."""

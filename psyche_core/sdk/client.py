@@ -34,7 +34,7 @@ from psyche_core.sdk.arguments.objects import (
     with_address,
     with_source,
 )
-from psyche_core.sdk.arguments.settings import backend_settings_of, embedded_settings, own_key
+from psyche_core.sdk.arguments.settings import backend_settings_of, embedded_settings, own_key, suggestion
 from psyche_core.sdk.event_log import EventLog
 from psyche_core.sdk.metrics import Metrics
 from psyche_core.telemetry import events as telemetry
@@ -91,13 +91,14 @@ class Client:
         device: auto, cpu, mps, cuda, cuda:N.
         micro_batch_size: sequences per forward pass, or "auto".
         base: folder that the run's relative paths start from; the address's base if not given.
-        options: further fields of `psyche client train`, by name with underscores, such as {"compute_dtype": "bfloat16"};
-            environment variables are not read.
+        options: further options of `psyche client train`, by name with underscores, such as {"compute_dtype": "bfloat16"}.
+            Those of its screen, event files, figures and trackers are refused: a program has events instead. Environment
+            variables are not read.
         backend_options: fields of the backend's own settings.
         plugins: the registry to load plugins from; the installed plugins if not given.
     """
 
-    @arguments_known(lambda: ClientSettings.model_fields)
+    @arguments_known(suggestion)
     def __init__(
         self,
         address: Address | str | None,

@@ -23,7 +23,7 @@ from psyche_core.sdk.address import Address, HostedAddress
 from psyche_core.sdk.arguments.checks import folder_of, port_of, text_of
 from psyche_core.sdk.event_log import EventLog
 from psyche_core.sdk.run_config import RunConfig
-from psyche_core.sdk.run_events import RunEvent, run_events_between
+from psyche_core.sdk.run_events import MemberLeft, RunEvent, run_events_between
 from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
@@ -97,6 +97,7 @@ class Coordinator:
         self._failure: Exception | None = None
         self._log: EventLog[RunEvent] | None = None
         self._reported_state: CoordinatorState | None = None
+        self._withdrawn: dict[bytes, str] = {}
 
     @property
     def address(self) -> Address:
@@ -209,6 +210,7 @@ class Coordinator:
             key=self._key,
             state_dir=self._state_dir,
             on_event=self._changed,
+            on_withdrawn=self._withdrawn.__setitem__,
         )
         if self._backend == "memory":
             return MemoryServer(context)
@@ -243,8 +245,10 @@ class Coordinator:
 
     def _note(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
         assert self._log is not None
-        for event in run_events_between(self._reported_state, state, events):
+        for event in run_events_between(self._reported_state, state, events, withdrawn=self._withdrawn):
             self._log.put(event)
+            if isinstance(event, MemberLeft):
+                self._withdrawn.pop(bytes.fromhex(event.member), None)
         self._reported_state = state
 
     def _hosted(self) -> BackendServer:

@@ -7,8 +7,9 @@ of `telemetry.events`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from psyche_core.coordinator.commands import ChallengeClosed as ChallengeClosed
 from psyche_core.coordinator.commands import ChallengesDrawn as ChallengesDrawn
@@ -49,11 +50,16 @@ class MemberLeft:
 
     Attributes:
         member: its signer, 64 hex digits.
-        reason: name of the ClientState: `Withdrawn` (it left), `Dropped` (it was lost), `Ejected` (it broke a rule).
+        reason: name of the ClientState: `Withdrawn` (it left, or the server withdrew it, see `why`), `Dropped` (it was not ready
+            in time, or missed its duties), `Ejected` (it broke a rule).
+        why: why the server withdrew it: `lost` (its connection was lost, and it did not reconnect in time), `not back` (since
+            the server was started again), `not allowed`. Empty if it left by itself, and for all who took no part in the
+            present epoch.
     """
 
     member: str
     reason: str
+    why: str = ""
 
 
 RunEvent = RuleEvent | PhaseChanged | MemberJoined | MemberLeft
@@ -61,11 +67,16 @@ RunEvent = RuleEvent | PhaseChanged | MemberJoined | MemberLeft
 
 
 def run_events_between(
-    before: CoordinatorState | None, after: CoordinatorState, events: Iterable[RuleEvent]
+    before: CoordinatorState | None,
+    after: CoordinatorState,
+    events: Iterable[RuleEvent],
+    *,
+    withdrawn: Mapping[bytes, str] = MappingProxyType({}),
 ) -> Iterator[RunEvent]:
     """Yield all events of one change: members first, then the rules' events, then the phase if it changed.
 
-    before: None for a coordinator's first state, whose members and phase are then reported.
+    before: None for a coordinator's first state, whose members and phase are then reported. withdrawn: why the server withdrew
+    members without their request, by signer; see `ServerContext.on_withdrawn`.
     """
     ours, theirs = (frozenset(member.signer for member in state.pending) if state else frozenset() for state in (before, after))
     for member in after.pending:
@@ -73,7 +84,9 @@ def run_events_between(
             yield MemberJoined(member.signer.hex())
     for member in before.pending if before else ():
         if member.signer not in theirs:
-            yield MemberLeft(member.signer.hex(), _reason(after, member.signer))
+            reason = _reason(after, member.signer)
+            why = withdrawn.get(member.signer, "") if reason == ClientState.Withdrawn.name else ""
+            yield MemberLeft(member.signer.hex(), reason, why)
     yield from events
     phase = phase_of(after)
     if before is None or phase != phase_of(before):

@@ -102,7 +102,7 @@ _TABLE = (
     _counter("downloads_failed", "p2p/downloads_failed", "results of other members that we did not get"),
     _counter("download_bytes", "p2p/download_bytes", "bytes of fetched results"),
     _gauge("peer_round_trip_seconds", "p2p/round_trip/{peer}", "seconds of a packet to a member and back", "peer", "path"),
-    _gauge("peer_paths", "p2p/paths/{path}", "members by how they are reached: direct, relayed or none", "path"),
+    _gauge("peer_paths", "p2p/paths/{path}", "members by how they are reached: direct, relayed, none or over_others", "path"),
     _counter("epochs_closed", "", "epochs whose end we reached with everything applied"),
     _counter("checkpoints_saved", "", "checkpoints saved on our disk"),
     _counter("checkpoints_stored", "", "models that we stored for the run"),
@@ -271,6 +271,7 @@ class MetricBook:
                 self._set("peer_round_trip_seconds", peer.rtt_ms / 1000, peer.peer, peer.path)
         for path, count in counts.items():
             self._set("peer_paths", count, path)
+        self._set("peer_paths", event.over_others, "over_others")
 
     def _count(self, event: telemetry.Event) -> None:
         match event:

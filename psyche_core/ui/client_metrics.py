@@ -26,8 +26,8 @@ class ClientMetrics:
     leaving: it was asked to leave. killed: its process was killed and has not started again. whole: it takes part; False from a
     kill until it trains again or closes an epoch. masters: the possible steps of its master weights, None if unknown. There are
     several after a step without accepted results: either the step counts, or the epoch was cut short and the step is trained
-    again. network: totals over all its processes. paths: how it reaches the others, newest report. trained, applied: by its
-    newest process.
+    again. network: totals over all its processes. paths, over_others: how it reaches the others, newest report, see
+    `telemetry.PeerPaths`. trained, applied: by its newest process.
     """
 
     name: str
@@ -40,6 +40,7 @@ class ClientMetrics:
     digests: dict[int, str] = field(default_factory=dict)
     network: events.NetworkTotals = field(default_factory=lambda: _NOTHING)
     paths: tuple[events.PathOfPeer, ...] = ()
+    over_others: int = 0
     ended: events.Ended | None = None
     disturbed: bool = False
     leaving: bool = False

@@ -76,7 +76,9 @@ def _members(document: Mapping[str, Any], now: float) -> str:
         return "nothing told of the paths to them yet"
 
     counts = {path: sum(peer["path"] == path for peer in document["peers"]) for path in PATH_WORDS}
-    return f"{paths_text(counts) if document['peers'] else 'no others'} ({_ago(document['peers_at'], now)})"
+    over_others = document["over_others"]
+    told = paths_text(counts, over_others=over_others) if document["peers"] or over_others else "no others"
+    return f"{told} ({_ago(document['peers_at'], now)})"
 
 
 def _ago(moment: float, now: float) -> str:

@@ -49,7 +49,7 @@ def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic
         ):
             sentence = None
         elif isinstance(event, events.PeerPaths):
-            before, kinds = kinds, {each.peer: each.path for each in event.peers}
+            before, kinds = kinds, {each.peer: each.path for each in event.peers if each.neighbour}
             sentence = None if kinds == before else describe(event)
         elif isinstance(event, events.Ended) and (last := meter.last()) is not None:
             sentence = f"{last}\n{stamp()} {describe(event)}"

@@ -20,7 +20,7 @@ MAX_ADVICE = 5 * MAX_PRINTABLE
 """Maximum number of characters of advice to an owner: a command line with long paths must not be cut."""
 
 PATH_WORDS = {"direct": "reached directly", "relayed": "reached through a relay", "none": "not reached now"}
-"""How a member is reached, by `path` of PathOfPeer; members that are not reached now are tried again."""
+"""How a member is reached, by `path` of PathOfPeer. Of neighbours those that are not reached now are tried again."""
 
 _WHY_DROPPED = {
     "unready": "it was not ready when the first round began; a faster connection or disk helps, or a longer "
@@ -62,12 +62,14 @@ _OUTCOMES = {
 def _paths(event: events.PeerPaths) -> str:
     counts = {kind: sum(each.path == kind for each in event.peers) for kind in PATH_WORDS}
     slow = [f"{each.peer} {each.rtt_ms:.0f} ms" for each in event.peers if each.path == "relayed"][:8]
-    return f"other members: {paths_text(counts)}" + (f" (through a relay: {', '.join(slow)})" if slow else "")
+    told = paths_text(counts, over_others=event.over_others)
+    return f"other members: {told}" + (f" (through a relay: {', '.join(slow)})" if slow else "")
 
 
-def paths_text(counts: Mapping[str, int]) -> str:
-    """Return how many other members are reached in which way. counts: by `path` of PathOfPeer."""
-    return ", ".join(f"{counts[kind]} {word}" for kind, word in PATH_WORDS.items() if counts.get(kind)) or "none"
+def paths_text(counts: Mapping[str, int], *, over_others: int = 0) -> str:
+    """Return how many other members are reached in which way. counts: by `path` of PathOfPeer. over_others: see PeerPaths."""
+    words = [f"{counts[kind]} {word}" for kind, word in PATH_WORDS.items() if counts.get(kind)]
+    return ", ".join([*words, *([f"{over_others} over others"] if over_others > 0 else [])]) or "none"
 
 
 def describe(event: events.Event) -> str:

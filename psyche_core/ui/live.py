@@ -246,10 +246,19 @@ def _clients_table(metrics: RunMetrics) -> Table:
             count_text(client.tokens_per_second),
             bytes_text(client.network.bytes_sent),
             bytes_text(client.network.bytes_received),
-            f"{client.network.peers} ({client.relayed} relayed)" if client.relayed else str(client.network.peers),
+            _peers(client),
             _digest(metrics, client),
         )
     return table
+
+
+def _peers(client: ClientMetrics) -> str:
+    """Return the number of connected peers, and what has to be known about them."""
+    more = [
+        *([f"{client.relayed} relayed"] if client.relayed else []),
+        *([f"{client.over_others} over others"] if client.over_others else []),
+    ]
+    return f"{client.network.peers} ({', '.join(more)})" if more else str(client.network.peers)
 
 
 def _digest(metrics: RunMetrics, client: ClientMetrics) -> Text:

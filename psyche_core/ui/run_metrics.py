@@ -101,7 +101,8 @@ class RunMetrics:
             case events.NetworkTotals():
                 self._client(source).note_network(event)
             case events.PeerPaths():
-                self._client(source).paths = event.peers
+                client = self._client(source)
+                client.paths, client.over_others = event.peers, event.over_others
             case events.EpochDigest():
                 self._note_digest(self._client(source), event)
             case events.ReplicasDiffer():

@@ -21,9 +21,10 @@ def make_report(metrics: RunMetrics, *, wall_seconds: float) -> dict[str, Any]:
     """Return a report: run_id, steps, epochs, clients, validation, identical, wall_seconds, train_seconds.
 
     Losses are in nats per token, None for one that is not finite. A client's `paths`, if it reported any, are the newest on how
-    it reached each other member: peer, path (direct, relayed, none), rtt_ms, sent_per_second, received_per_second (bytes). If
-    clients were killed there is also `faults`: kills, resyncs, and shares that were not accepted and were assigned again. If
-    shares were checked there is `checks`: the number of checks by outcome, and the strikes by member.
+    it reached each other member: peer, path (direct, relayed, none), rtt_ms, sent_per_second, received_per_second (bytes),
+    neighbour. In an overlay `over_others` is the number of members that are not among these, since it keeps no connections with
+    them. If clients were killed there is also `faults`: kills, resyncs, and shares that were not accepted and were assigned
+    again. If shares were checked there is `checks`: the number of checks by outcome, and the strikes by member.
     """
     faults = {"kills": metrics.kills, "resyncs": metrics.resyncs, "requeued_shares": sum(metrics.requeued.values())}
     report = {
@@ -37,6 +38,7 @@ def make_report(metrics: RunMetrics, *, wall_seconds: float) -> dict[str, Any]:
                 "param_sha256": {str(epoch): digest for epoch, digest in sorted(client.digests.items())},
                 "payload_bytes": list(client.payload_bytes),
                 **({"paths": [asdict(each) for each in client.paths]} if client.paths else {}),
+                **({"over_others": client.over_others} if client.over_others else {}),
             }
             for client in metrics.clients.values()
         ],

@@ -112,6 +112,14 @@ def test_a_visitor_finds_a_run_and_a_member_and_sees_points_arrive(site: str, ru
     page.wait_for_selector("#loss canvas")
 
 
+def test_a_member_of_an_overlay_has_peers_and_reaches_the_rest_over_them(site: str, run: Events, open_page: OpenPage) -> None:
+    paths = telemetry.PeerPaths((telemetry.PathOfPeer("aaaaaaaa", "direct", 12.0),), over_others=19)
+    run.tell("client-2", telemetry.NetworkTotals(1, 1, 20), paths, time=1e9 + 601)
+    page = open_page(at(site, "member", run="first-light", member="client-2"))
+    page.locator("#figures", has_text="19 more over others").wait_for()
+    assert figure(page, "Peers").splitlines() == ["20", "connected, 19 more over others"]
+
+
 def test_the_axis_is_steps_tokens_or_time(site: str, open_page: OpenPage) -> None:
     page = open_page(at(site, "run", run="first-light"))
     page.wait_for_selector("#loss canvas")

@@ -13,7 +13,12 @@ import pytest
 
 from plugins.p2p_quic.tests.overlay_members import DEGREE, NO_BEATS, SETTINGS, graph, joined, members_of, mesh_of, name_each_other
 from plugins.p2p_quic.tests.rogue import Rogue, framed
+from psyche_core.client.runtime.reports.network_reporter import NetworkReporter
+from psyche_core.observer.client_status import ClientStatus
+from psyche_core.telemetry.events import Event, PeerPaths
 from psyche_core.testing.transport import received, until
+from psyche_core.types import NodeIdentity
+from psyche_core.ui.client_status_text import status_lines
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.addresses.peer_address import PeerAddress
 from psyche_p2p_quic.connections import session
@@ -40,6 +45,26 @@ async def test_every_message_reaches_everybody_though_nobody_has_more_neighbours
             assert set(came.values()) == {1}
         assert max(len(member.stats.peers) for member in members) <= DEGREE
         assert any(set(member.stats.peers) < {other.peer_id for other in members} - {member.peer_id} for member in members)
+
+
+async def test_members_that_are_no_neighbours_are_told_as_reached_over_others() -> None:
+    """`psyche client status` called them "not reached now", and half of all members of a run with 40."""
+    async with members_of(10) as members:
+        one = members[0]
+        await until(lambda: len(one.paths) == len(one.stats.peers), what="a path of a neighbour stayed unknown")
+        told: list[Event] = []
+        reporter = NetworkReporter(one, told.append, own=NodeIdentity(one.peer_id, one.peer_id))
+        reporter.start(0.0)
+        reporter.tick(1.0, [NodeIdentity(member.peer_id, member.peer_id) for member in members])
+        (paths,) = [event for event in told if isinstance(event, PeerPaths)]
+        near = graph(members).neighbours(one.peer_id)
+        assert {peer.peer for peer in paths.peers} == {key[:4].hex() for key in near}
+        assert {(peer.path, peer.neighbour) for peer in paths.peers} == {("direct", True)}
+        assert paths.over_others == 9 - len(near) > 0
+        status = ClientStatus()
+        status.handle(1000.0, paths)
+        (line,) = [line for line in status_lines(status.document(), now=1000.0) if line.startswith("members:")]
+        assert line.split(maxsplit=1)[1] == f"{len(near)} reached directly, {paths.over_others} over others (0 s ago)"
 
 
 async def test_messages_go_on_at_once_without_ids_and_comparisons() -> None:

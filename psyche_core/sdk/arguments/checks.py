@@ -59,14 +59,14 @@ def port_of(name: str, value: object) -> None:
 
 
 def arguments_known(
-    options: Callable[[], Mapping[str, object]],
+    suggestion: Callable[[str], str | None],
 ) -> Callable[
     [Callable[Concatenate[_Self, _Parameters], None]],
     Callable[Concatenate[_Self, _Parameters], None],
 ]:
-    """Decorate an `__init__`: the message about an unknown argument suggests a similar one, or the option of this name.
+    """Decorate an `__init__`: the message about an unknown argument says what to do instead, or suggests a similar one.
 
-    options: possible keys of its argument `options`. Raises TypeError.
+    suggestion: returns what to do in place of giving an argument of this name; None if nothing is known. Raises TypeError.
     """
 
     def decorate(init: Callable[Concatenate[_Self, _Parameters], None]) -> Callable[Concatenate[_Self, _Parameters], None]:
@@ -76,7 +76,8 @@ def arguments_known(
         def wrapper(self: _Self, *arguments: _Parameters.args, **named: _Parameters.kwargs) -> None:
             for name in named:
                 if name not in known:
-                    elsewhere = f"; write options={{{name!r}: …}}" if name in options() else did_you_mean(name, known)
+                    instead = suggestion(name)
+                    elsewhere = did_you_mean(name, known) if instead is None else f"; {instead}"
                     message = f"{type(self).__name__} has no argument {name}={elsewhere}"
                     raise TypeError(message)
             init(self, *arguments, **named)

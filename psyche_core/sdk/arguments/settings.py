@@ -9,13 +9,25 @@ from pydantic import BaseModel
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from psyche_core.config.options.client import ClientSettings
-from psyche_core.config.options.loading import load_settings
+from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, RAW_IDENTITY, load_settings
 from psyche_core.config.sentences import validated
 from psyche_core.errors import ConfigError
 from psyche_core.plugins import PluginRegistry
 from psyche_core.wire.signing import SecretKey
 
-_NOT_HERE = ("logs", "events_file")
+_EVENTS = "use callbacks= or client.events()"
+_FIGURES = "use client.metrics, or callbacks="
+_INSTEAD = {
+    **dict.fromkeys(("logs", "write_log", "events_file", "events_dir", "keep_event_files", "tracker"), _EVENTS),
+    **dict.fromkeys(("otlp_tracing_url", "otlp_logs_url", "otlp_auth_header", "otlp_report_interval"), _EVENTS),
+    **dict.fromkeys(("metrics_local_port", "otlp_metrics_url"), _FIGURES),
+    "log": "set the levels of Python's loggers, such as logging.getLogger('psyche').setLevel('DEBUG')",
+    "server_addr": "give the address as the first argument",
+    **dict.fromkeys(
+        ("identity_secret_key_path", "raw_identity_secret_key", RAW_IDENTITY, ENVIRONMENT_PREFIX + RAW_IDENTITY), "use key="
+    ),
+}
+"""What a program uses in place of the options with which only the command `psyche client train` does something."""
 
 
 class EmbeddedSettings(ClientSettings):
@@ -40,17 +52,24 @@ def embedded_settings(arguments: Mapping[str, Any], options: Mapping[str, Any]) 
     Raises ConfigError with one sentence for each problem.
     """
     for name in options:
+        if name in _INSTEAD:
+            message = f"options: {name} is for the command line; {_INSTEAD[name]}"
+            raise ConfigError(message)
         if name in arguments:
             message = f"options: {name} is an argument of its own"
-            raise ConfigError(message)
-        if name in _NOT_HERE:
-            message = f"options: {name} is for the command line; use callbacks= or client.events()"
             raise ConfigError(message)
 
     given = {name: value for name, value in {**arguments, **options}.items() if value is not None}
     settings = validated(EmbeddedSettings, given, where="Client")
     assert isinstance(settings, ClientSettings)
     return settings
+
+
+def suggestion(name: str) -> str | None:
+    """Return what to do in place of giving this name as an argument; None for a name that is no option of a client."""
+    if name in _INSTEAD:
+        return f"it is for the command line; {_INSTEAD[name]}"
+    return f"write options={{{name!r}: …}}" if name in ClientSettings.model_fields else None
 
 
 def backend_settings_of(registry: PluginRegistry, backend: str, options: Mapping[str, Any]) -> BaseModel | None:

@@ -36,6 +36,8 @@ class PathOfPeer:
     """How one member is reached. peer: first digits of its p2p key. path: `direct`, `relayed` (through a relay) or `none`.
 
     rtt_ms: time of a packet there and back, 0 while unknown. sent_per_second, received_per_second: bytes, since the last report.
+    neighbour: whether the transport keeps a connection with it; otherwise it is connected for a while, for a transfer. Where no
+    overlay is used, all members are neighbours.
     """
 
     peer: str
@@ -43,10 +45,16 @@ class PathOfPeer:
     rtt_ms: float = 0.0
     sent_per_second: int = 0
     received_per_second: int = 0
+    neighbour: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PeerPaths:
-    """How each other member of the epoch is reached. Emitted when that changes, and every half minute."""
+    """How the other members of the epoch are reached. Emitted when that changes for a neighbour, and every half minute.
+
+    peers: our neighbours, and others that are connected now. over_others: number of all other members. The transport keeps no
+    connection with these (an overlay, in a run with many members); messages and results of theirs come over the neighbours.
+    """
 
     peers: tuple[PathOfPeer, ...]
+    over_others: int = 0

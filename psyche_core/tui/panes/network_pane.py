@@ -55,9 +55,15 @@ def totals(watched: Watched, now: float) -> Text:
     for _, told in watched.paths.values():
         for peer in told.peers:
             counts[peer.path] = counts.get(peer.path, 0) + 1
-    if counts:
+    over_others = sum(told.over_others for _, told in watched.paths.values())
+    if counts or over_others:
         newest = max(moment for moment, _ in watched.paths.values())
-        words = ", ".join(f"{counts[path]} {word}" for path, word in _PATHS.items() if path in counts)
+        words = ", ".join(
+            [
+                *(f"{counts[path]} {word}" for path, word in _PATHS.items() if path in counts),
+                *([f"{over_others} over others"] if over_others else []),  # these are no neighbours, see PeerPaths
+            ]
+        )
         text.append(f"\npeers: {words} ({duration_text(max(0.0, now - newest))} ago)")
     else:
         text.append("\nnothing told of the paths to peers yet", style="dim")

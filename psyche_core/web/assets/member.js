@@ -50,7 +50,7 @@ function draw() {
     figure("Tokens trained", count(member.tokens), `${count(member.tokens_per_second)} a second`),
     figure("A result", bytes(member.payload_bytes), "its size"),
     figure("Sent", traffic(member, member.sent), `${traffic(member, member.received)} received`),
-    figure("Peers", String(member.peers), "connected"),
+    figure("Peers", String(member.peers), member.over_others ? `connected, ${count(member.over_others)} more over others` : "connected"),
     figure("Points", member.earned === null ? "–" : count(member.earned), member.slashed ? `${count(member.slashed)} slashed` : member.paid ? `paid ${count(member.paid)} units` : ""),
     figure("Starts", String(member.starts), member.problems ? `${member.problems} problems told` : ""),
     figure("Key", el("code", { text: member.id ? `${member.id.slice(0, 12)}…` : "–" }), member.digest ? `epoch ${member.digest[0]} ended with ${member.digest[1].slice(0, 8)}` : ""),

@@ -52,7 +52,8 @@ def test_one_sentence_says_that_only_relayed_paths_exist_and_another_that_it_is_
 
 
 def test_the_event_survives_a_file() -> None:
-    event = PeerPaths((PathOfPeer("61616161", "direct", 25.3, 2000, 200), PathOfPeer("62626262", "none")))
+    guest = PathOfPeer("63636363", "relayed", 2.5, neighbour=False)
+    event = PeerPaths((PathOfPeer("61616161", "direct", 25.3, 2000, 200), PathOfPeer("62626262", "none"), guest), over_others=7)
     parsed = from_json(to_json(event))
     assert parsed is not None
     assert parsed[1] == event
@@ -60,3 +61,30 @@ def test_the_event_survives_a_file() -> None:
 
 def test_the_warning_does_not_say_that_it_is_our_own_router() -> None:
     assert "at this machine or at the others" in ONLY_RELAYED
+
+
+def test_members_that_are_no_neighbours_are_counted_and_named_only_while_they_are_connected() -> None:
+    """In an overlay of 40 members half of all were told as not reached, which is no fault."""
+    cyd, dan = b"c" * 32, b"d" * 32
+    reporter = PathReporter()
+    members, near = (ANN, BOB, cyd, dan), (ANN, BOB)
+    (told,) = reporter.due([path(ANN, relayed=False)], members, 0.0, neighbours=near)
+    assert told == PeerPaths((PathOfPeer("61616161", "direct", 25.3, 0, 0), PathOfPeer("62626262", "none")), over_others=2)
+    guest = [path(ANN, relayed=False), path(dan, relayed=True)]
+    assert reporter.due(guest, members, 10.0, neighbours=near) == [], "guests come and go"
+    (told,) = reporter.due(guest, members, 30.0, neighbours=near)
+    assert isinstance(told, PeerPaths)
+    assert [(each.peer, each.path, each.neighbour) for each in told.peers] == [
+        ("61616161", "direct", True),
+        ("62626262", "none", True),
+        ("64646464", "relayed", False),
+    ]
+    assert told.over_others == 1
+    (told,) = reporter.due([path(ANN, relayed=False)], members, 32.0, neighbours=(ANN, cyd))
+    assert isinstance(told, PeerPaths)
+    assert [each.peer for each in told.peers] == ["61616161", "63636363"], "of the new epoch's graph"
+
+
+def test_a_line_of_before_there_were_neighbours_is_still_read() -> None:
+    line = '{"event": "peer_paths", "time": 1.0, "peers": [{"peer": "61616161", "path": "none", "rtt_ms": 0.0}]}'
+    assert from_json(line) == (1.0, PeerPaths((PathOfPeer("61616161", "none"),)))

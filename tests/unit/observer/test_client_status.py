@@ -97,3 +97,13 @@ def test_text_of_others_is_shown_as_text_and_every_number_is_json() -> None:
     assert "\\u001b" not in text
     assert document["problem"]["text"] == "a\\nb"
     assert (document["loss"], document["peers"][0]["rtt_ms"]) == (None, None)
+
+
+def test_members_over_others_are_counted_beside_those_that_are_named() -> None:
+    guest = telemetry.PathOfPeer("77bb0011", "direct", 2.0, neighbour=False)
+    document = after(START, telemetry.PeerPaths((telemetry.PathOfPeer("6c01aa22", "none"), guest), over_others=37)).document()
+    assert document["over_others"] == 37
+    assert [each["neighbour"] for each in document["peers"]] == [True, False]
+    (line,) = [line for line in status_lines(document, now=1001.0) if line.startswith("members:")]
+    assert line == "members:     1 reached directly, 1 not reached now, 37 over others (0 s ago)"
+    assert after(START, MEMBERS, START).document()["over_others"] == 0

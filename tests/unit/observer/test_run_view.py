@@ -485,3 +485,12 @@ def test_scores_and_answers_are_kept_within_bounds_and_sent_when_they_change() -
         view.handle("client-1", 1.0, telemetry.Evaluated(f"task-{number}", "acc", 0.5, 1, 1, 1))
         view.handle("client-1", 1.0, telemetry.PromptAnswered(number, f"prompt {number}", "x", 1, 1))
     assert (len(view.scores), len(view.answers)) == (64, 16)
+
+
+def test_a_member_of_an_overlay_is_connected_with_some_and_reaches_the_rest_over_them() -> None:
+    view = begun()
+    view.handle("client-1", 2.0, telemetry.NetworkTotals(10, 20, 20))
+    view.handle("client-1", 3.0, telemetry.PeerPaths((telemetry.PathOfPeer("aa", "direct", 3.0),), over_others=236))
+    shown = member_document(view, "client-1")
+    assert shown is not None
+    assert (shown["member"]["peers"], shown["member"]["over_others"]) == (20, 236)

@@ -134,6 +134,23 @@ def test_who_leaves_is_told_with_the_reason() -> None:
     assert [*run_events.run_events_between(lost, lost, ())] == []
 
 
+@pytest.mark.parametrize(
+    ("now", "event"),
+    [
+        (ClientState.Withdrawn, run_events.MemberLeft("02" * 32, "Withdrawn", "lost")),
+        (ClientState.Ejected, run_events.MemberLeft("02" * 32, "Ejected")),
+    ],
+)
+def test_who_was_lost_is_told_from_who_left(now: ClientState, event: run_events.MemberLeft) -> None:
+    one, other = (NodeIdentity(bytes([number]) * 32, bytes([number]) * 32) for number in (1, 2))
+    state = replace(make_run().first_state(), run_state=RunState.RoundTrain, pending=(one, other))
+    healthy = replace(state, epoch=Epoch(clients=(Client(one), Client(other))))
+    after = replace(state, pending=(one,), epoch=Epoch(clients=(Client(one), Client(other, now))))
+    assert next(run_events.run_events_between(healthy, after, (), withdrawn={other.signer: "lost"})) == event
+    left = next(run_events.run_events_between(healthy, after, (), withdrawn={one.signer: "lost"}))
+    assert left == run_events.MemberLeft("02" * 32, now.name), "another one was"
+
+
 def test_the_module_has_every_class() -> None:
     classes = {name for name in dir(run_events) if name[0].isupper()}
     assert {cls.__name__ for cls in run_events.RunEvent.__args__} <= classes

@@ -35,6 +35,10 @@ PLACE = "127.0.0.1:20000"
         ({"key": 3}, "key= takes a SecretKey or the path of a file with one, got a int"),
         ({"options": [3]}, "options= takes a mapping of further settings by name, got a list"),
         ({"reconnect_seconds": 5}, r"Client has no argument reconnect_seconds=; write options=\{'reconnect_seconds': …\}"),
+        (
+            {"events_dir": "events"},
+            r"Client has no argument events_dir=; it is for the command line; use callbacks= or client\.events\(\)",
+        ),
         ({"mode": 5}, r"Client has no argument mode=; did you mean model\?"),
     ],
 )

@@ -82,7 +82,13 @@ def test_peers_that_are_gone_have_no_round_trip() -> None:
     assert book.take_changed()["p2p/round_trip/bb"] == 0.25
     book.handle(telemetry.PeerPaths((near, telemetry.PathOfPeer("bb", "none"))))
     assert book.value("psyche_peer_round_trip_seconds", "bb", "relayed") is None
-    assert [book.value("psyche_peer_paths", path) for path in ("direct", "relayed", "none")] == [1, 0, 1]
+    ways = ("direct", "relayed", "none", "over_others")
+    assert [book.value("psyche_peer_paths", path) for path in ways] == [1, 0, 1, 0]
+
+
+def test_members_that_are_reached_over_others_are_not_those_that_are_not_reached() -> None:
+    book = book_of(telemetry.PeerPaths((telemetry.PathOfPeer("aa", "direct", 20.0),), over_others=20))
+    assert [book.value("psyche_peer_paths", path) for path in ("direct", "none", "over_others")] == [1, 0, 20]
 
 
 def test_totals_of_the_network_are_the_transports_own() -> None:

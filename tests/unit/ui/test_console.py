@@ -162,6 +162,10 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         ),
         ("other members: 1 reached directly, 1 reached through a relay, 1 not reached now (through a relay: bb 42 ms)"),
     ),
+    (
+        telemetry.PeerPaths((telemetry.PathOfPeer("aa", "direct", 3.0), telemetry.PathOfPeer("cc", "none")), over_others=236),
+        "other members: 1 reached directly, 1 not reached now, 236 over others",
+    ),
     (telemetry.RelayStarted("http://203.0.113.7:3340/"), "relay for members of this run: http://203.0.113.7:3340/"),
     (telemetry.NetworkTotals(1000, 20, 2), "sent 1.0 kB, received 20 B, 2 peers"),
     (telemetry.EpochDigest(2, 60, "cd" * 32), "epoch 2 ended after step 60: parameters cdcdcdcdcdcdcdcd…"),
@@ -473,3 +477,14 @@ def test_results_that_are_like_others_are_one_line_until_another_member_s_are() 
         write(telemetry.ResultOverlaps(0, step, results, 0.01))
     assert [int(line.split("step ")[1].split()[0]) for line in stream.getvalue().splitlines()] == [2, 4, 7]
     assert SUSPICIOUS_OVERLAP == SUSPICIOUS
+
+
+def test_a_guest_that_comes_and_goes_has_no_line() -> None:
+    stream = io.StringIO()
+    write = console_lines(stream)
+    near, guest = telemetry.PathOfPeer("aa", "direct", 3.0), telemetry.PathOfPeer("bb", "direct", 3.0, neighbour=False)
+    for peers, over_others in (((near,), 7), ((near, guest), 6), ((near,), 7)):
+        write(telemetry.PeerPaths(peers, over_others))
+    assert len(stream.getvalue().splitlines()) == 1
+    write(telemetry.PeerPaths((telemetry.PathOfPeer("aa", "none"),), over_others=7))
+    assert "1 not reached now, 7 over others" in stream.getvalue().splitlines()[1]

@@ -13,6 +13,8 @@ from psyche_core.telemetry.events import (
     ModelLoading,
     ModelSync,
     NetworkTotals,
+    PathOfPeer,
+    PeerPaths,
     PhaseChanged,
     Problem,
     Resynced,
@@ -57,6 +59,12 @@ def test_the_panel_says_all_that_was_promised() -> None:
         "client-1", "client-2", "0fedcba9", "1.5 k", "1.5 MB", "2.5 MB", "0: abcdabcd =",  # rows
     ):  # fmt: skip
         assert part in text, part
+
+
+def test_the_panel_says_how_many_are_reached_over_others() -> None:
+    metrics = some_metrics()
+    metrics.handle("client-2", 6.0, PeerPaths((PathOfPeer("aa", "relayed"),), over_others=19))
+    assert "1 (1 relayed, 19 over others)" in drawn(metrics, width=140)
 
 
 def test_a_step_that_some_have_not_reported_is_not_the_end_of_the_curve() -> None:

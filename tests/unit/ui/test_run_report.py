@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.telemetry.events import Ended, EpochDigest, Resynced, ShareChecked, Started, StepApplied, StepTrained, Validated
+from psyche_core.telemetry.events import (
+    Ended,
+    EpochDigest,
+    PathOfPeer,
+    PeerPaths,
+    Resynced,
+    ShareChecked,
+    Started,
+    StepApplied,
+    StepTrained,
+    Validated,
+)
 from psyche_core.ui.plot import plot_losses
 from psyche_core.ui.run_metrics import RunMetrics
 from psyche_core.ui.run_report import make_report, unmet, write_report
@@ -126,3 +137,10 @@ def test_a_loss_that_is_not_finite_is_null_in_the_report_and_shows_no_fall(metri
     assert "not a finite number" in complaint
     plot_losses(tmp_path / "loss.png", read, epoch_ends={})
     assert (tmp_path / "loss.png").stat().st_size > 0
+
+
+def test_the_report_of_an_overlay_says_how_many_are_reached_over_others(metrics: RunMetrics) -> None:
+    metrics.handle("client-2", 15.0, PeerPaths((PathOfPeer("aa", "direct"),), over_others=3))
+    first, second = make_report(metrics, wall_seconds=1.0)["clients"]
+    assert "over_others" not in first
+    assert (second["over_others"], [each["path"] for each in second["paths"]]) == (3, ["direct"])

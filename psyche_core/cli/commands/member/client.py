@@ -177,8 +177,9 @@ def create_identity(file: Path) -> None:
 def status(events_file: Path | None, events_dir: Path | None, as_json: bool) -> None:
     """Show where a client of this machine stands, from the events that it writes.
 
-    Run, phase, step and loss; its place (healthy, waiting, dropped, ...); how it reaches each other member (direct, relayed or
-    none), with round trip and rates; its newest checkpoint. It only reads files, while the client runs or later.
+    Run, phase, step and loss; its place (healthy, waiting, dropped, ...); how it reaches each member with which it keeps a
+    connection (direct, relayed or none), with round trip and rates, and how many it reaches over others; its newest checkpoint.
+    It only reads files, while the client runs or later.
     """
     import json
 

@@ -67,7 +67,7 @@ class NetworkReporter:
         self._report(self.totals)
         self._report_problems()
         others = [member.p2p for member in members if member.p2p != self._own.p2p]
-        for event in self._paths.due(self._transport.paths, others, now):
+        for event in self._paths.due(self._transport.paths, others, now, neighbours=stats.neighbours):
             self._report(event)
         return rate
 

@@ -1,13 +1,15 @@
 """Turns the transport's reports about its connections into events for people. Pure; the caller passes the time.
 
 Paths are reported when one of them changes its kind, at most every few seconds, and otherwise at long intervals. If all reachable
-members are reached only through a relay, one event says so and suggests what would help.
+members are reached only through a relay, one event says so and suggests what would help. Where the transport keeps connections
+with some members only, its neighbours, the others are counted; one of them is named only while it is connected.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from psyche_core.interfaces import PeerPath
 from psyche_core.telemetry.events import Event, Mended, PathOfPeer, PeerPaths, Problem
@@ -34,18 +36,27 @@ class PathReporter:
         self._relayed_since: float | None = None
         self._warned = False
 
-    def due(self, paths: Iterable[PeerPath], members: Sequence[bytes], now: float) -> list[Event]:
-        """The events that are due. paths: of connected peers. members: of the epoch, ours excluded."""
+    def due(
+        self, paths: Iterable[PeerPath], members: Sequence[bytes], now: float, *, neighbours: Collection[bytes] | None = None
+    ) -> list[Event]:
+        """The events that are due.
+
+        paths: of connected peers. members: of the epoch, ours excluded. neighbours: those to which the transport keeps
+        connections, None if to all.
+        """
         known = {path.peer: path for path in paths}
         if not known and not self._kinds:
             return []
 
-        kinds = {peer: _kind(known.get(peer)) for peer in members}
-        events = self._about_relays(kinds, now)
+        near = frozenset(members if neighbours is None else neighbours)
+        named = [peer for peer in members if peer in near or peer in known]
+        events = self._about_relays({peer: _kind(known.get(peer)) for peer in named}, now)
+        kinds = {peer: _kind(known.get(peer)) for peer in named if peer in near}  # others come and go with each transfer
         since = now - self._reported_at
         if since >= REPORT_SECONDS or (kinds != self._kinds and since >= CHANGE_SECONDS):
             seconds = since if math.isfinite(since) else math.inf
-            events.append(PeerPaths(tuple(self._line(peer, known.get(peer), seconds) for peer in members)))
+            lines = [replace(self._line(peer, known.get(peer), seconds), neighbour=peer in near) for peer in named]
+            events.append(PeerPaths(tuple(lines), over_others=len(members) - len(named)))
             self._kinds, self._reported_at = kinds, now
             self._counters = {peer: (path.bytes_sent, path.bytes_received) for peer, path in known.items()}
         return events
