@@ -43,9 +43,9 @@ def false_one(victim: QuicTransport, members: list[QuicTransport]) -> bytes:
     return found
 
 
-async def ask(link: Link, blob_hash: bytes) -> Stream:
+async def ask(link: Link, blob_hash: bytes, *, most: int = LARGE) -> Stream:
     stream = await link.open()
-    await stream.write(BlobRequest(blob_hash, LARGE).encode())
+    await stream.write(BlobRequest(blob_hash, most).encode())
     await stream.finish()
     return stream
 
@@ -88,6 +88,32 @@ async def test_who_takes_turns_and_withdraws_them_late_silences_nobody(monkeypat
                     tasks.start_soon(fetch, blob_hash)
             holding.cancel_scope.cancel()
         assert sorted(got) == sorted(blobs)
+
+
+async def test_who_asks_for_heads_of_one_result_and_for_all_others_keeps_it_from_nobody() -> None:
+    """Six downloads at once, and two turns: somebody always waits for what was sent less often by what the heads say."""
+    async with beside_a_false_neighbour(HOPS_ONLY) as (victim, members, link, _):
+        others = [await victim.publish(os.urandom(SIZE), tag=1) for _ in range(6)]
+        blob = os.urandom(SIZE)
+        blob_hash = await victim.publish(blob, tag=1)
+        for _ in range(1000):
+            head = BlobHead.decode(await (await ask(link, blob_hash, most=0)).read_exactly(BLOB_HEAD_BYTES))
+            assert head == BlobHead(True, SIZE)
+        started = anyio.Event()
+
+        async def take(name: bytes) -> None:
+            while True:
+                stream = await ask(link, name)
+                await stream.read_exactly(BLOB_HEAD_BYTES + SIZE)
+                started.set()
+
+        honest = next(member for member in members if member.peer_id in victim.stats.peers)
+        async with anyio.create_task_group() as taking:
+            for name in others:
+                taking.start_soon(take, name)
+            await started.wait()
+            assert await honest.fetch(blob_hash, sources=[], max_bytes=SIZE, timeout=15, tag=1, wanted_by_all=True) == blob
+            taking.cancel_scope.cancel()
 
 
 async def trickles(stream: Stream) -> None:

@@ -44,6 +44,10 @@ class Guests:
         """Return whether we dial this member: a neighbour, or one that we visit."""
         return self.neighbours is None or peer in self.neighbours or peer in self._visits
 
+    def beside(self, peer: bytes) -> bool:
+        """Return whether a member is no neighbour."""
+        return self.neighbours is not None and peer not in self.neighbours
+
     def visits(self, peer: bytes) -> bool:
         """Return whether we visit this member."""
         return peer in self._visits
