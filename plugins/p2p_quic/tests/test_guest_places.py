@@ -213,8 +213,8 @@ def test_newcomers_wait_for_a_turn_where_all_places_were_taken_at_the_same_momen
 def test_who_has_been_here_least_comes_first_and_then_who_has_waited_much_longer() -> None:
     order = GuestOrder()
     one, two, three, four = MEMBERS[:4]
-    for tenth in range(300):
-        order.note([one], tenth / 10)  # many looks count as much as one
+    for twentieth in range(600):
+        order.note([one], twentieth / 20)  # many looks count as much as one
     order.note([one, two], 30.0)
     order.note([two], 30.0 + STEP_SECONDS / 2)
     for peer in (one, two, three):
@@ -243,14 +243,60 @@ def test_who_wants_a_place_and_does_not_come_for_it_has_had_it() -> None:
     assert set(order.before(one)) == {two, three}
 
 
+def test_who_asks_again_goes_on_wanting_and_a_little_earlier_does_not_matter() -> None:
+    order = GuestOrder()
+    one, two, three = MEMBERS[:3]
+    for now in (1.0, 1.0 + 0.9 * WANTS_SECONDS, 1.0 + 1.8 * WANTS_SECONDS):
+        order.note([], now)
+        order.refused(one)
+    assert order.before(two) == [one]
+    order.refused(two)
+    order.note([], order._now + 0.9 * STEP_SECONDS)
+    assert order.before(three) == [one]
+    order.note([one, two], order._now + 0.1)
+    assert order.before(three) == [], "they are here"
+
+
+def test_what_was_long_ago_does_not_matter() -> None:
+    order = GuestOrder()
+    one, two = MEMBERS[:2]
+    order.note([], 1.0)
+    order.note([one], 60.0)
+    order.refused(two)
+    assert order.before(one) == [two]
+    order.note([], 2000.0)
+    order.refused(two)
+    assert order.before(one) == []
+    assert not order._stayed
+
+
+def test_only_who_makes_another_leave_a_place_to_it_may_be_in_the_way() -> None:
+    guests = Guests(most=2, most_visits=1, turn_seconds=10.0, idle_seconds=5.0, draw=random.Random(3))
+    guests.neighbours = frozenset()
+    one, two, three, four = MEMBERS[:4]
+    assert guests.admit(one, 1.0) == (True, None)
+    assert guests.admit(two, 1.0) == (False, None), "the other place is kept until the first has come"
+    guests.present([one, four], 1.0)
+    guests.has_come(one)
+    guests.present([four], 2.9)  # one has had a second
+    guests.present([three, four], 3.0)
+    assert guests.admit(one, 3.0) == (False, None)
+    assert guests._order._wants.keys() == {one, two}
+    assert not guests._order._wants[two].in_the_way, "there is no place for anybody"
+    guests._order._stayed[one] = 2 * STEP_SECONDS
+    guests.present([four], 3.0)
+    assert guests.admit(one, 3.0) == (False, None)
+    assert guests._order._wants[two].in_the_way
+    assert guests.admit(two, 3.0) == (True, None)
+
+
 def test_no_more_is_remembered_of_guests_than_fits() -> None:
     order = GuestOrder()
-    for number in range(2 * MOST_REMEMBERED):
-        order.note([b"%d" % number], number * 1.0)
-        order.refused(b"%d" % -number)
-    order.note([], 2.0 * MOST_REMEMBERED)
-    assert len(order._stayed) <= MOST_REMEMBERED
-    assert len(order._wants) <= MOST_REMEMBERED
+    many = [b"%d" % number for number in range(2 * MOST_REMEMBERED)]
+    order.note(many, 1.0)
+    for peer in many:
+        order.refused(peer)
+    assert len(order._stayed) == len(order._wants) == MOST_REMEMBERED
 
 
 def test_a_refusal_for_lack_of_places_costs_no_entry_and_refusals_are_limited() -> None:
