@@ -27,7 +27,7 @@ def test_the_peer_that_had_least_comes_first_then_its_rarest_result_then_what_wa
     queue = UploadQueue(at_once=1)
     for name, peer in ((ONE, A), (ONE, B), (TWO, A), (ONE, C), (TWO, C)):
         assert queue.add(name, peer, size=LARGE)
-    answered = []
+    answered: list[tuple[bytes, bytes]] = []
     while (request := queue.begin(float(len(answered)))) is not None:
         answered.append(request)
         assert queue.begin(0.0) is None, "one at once"
