@@ -27,6 +27,7 @@ from psyche_core.p2p.uploads import UploadQueue
 
 CASES = ("honest", "free riders", "false", "slow")
 
+RESULT_BYTES = 22_000_000
 RESULT_SECONDS = 22 / 12.5
 """Time of a result on a line: 22 MB, of a model of 8 billion parameters with k = 8, at 100 Mbit/s."""
 
@@ -91,7 +92,7 @@ class _Member:
 
     def asked(self, name: bytes, peer: bytes) -> None:
         """Take a request."""
-        if name not in self.has or not self.serves or not self.queue.add(name, peer):
+        if name not in self.has or not self.serves or not self.queue.add(name, peer, size=RESULT_BYTES):
             self._network.to(peer, lambda other: other.refused(name, self.key))
         self._serve()
 

@@ -19,6 +19,7 @@ class QuicSettings:
 
     handshake_seconds: timeout of a dial and the exchange of hellos. dial_grace_seconds: how long the peer with the larger key
     waits for the other to dial. retry_seconds, retry_most_seconds: first and longest pause between dials; it doubles each time.
+    Half of the longest passes until a member is dialled again that had no place for us.
     dials_per_peer, dials_per_host: tries an hour at published addresses that are not proved, see `dial_budget`: for each
     member, and for each host; as many at once. One host may run all 256 members of a run. penalty_seconds: how long a peer that
     broke the rules is refused. false_blobs: wrong blobs from a peer until it is refused.
@@ -27,10 +28,10 @@ class QuicSettings:
     seed: each member has at most so many neighbours, see `psyche_core.p2p.overlay`. All members of a run need the same two, or
     they choose different neighbours; so they are no options of a member. guests: most connections with members that are no
     neighbours. arrivals: so many more may be between their arrival and their hello, for hello_seconds each.
-    guest_idle_seconds: a guest's connection ends after this time without a transfer. guest_turn_seconds: after this time it ends
-    if another guest needs its place. visits: so many of these places are for members that we dial for transfers, which get them
-    even if guests have taken all. visit_seconds: how long only the members named as sources are asked for a blob while we dial
-    one of them.
+    guest_idle_seconds: a guest's connection ends after this time without a transfer. guest_turn_seconds: after this time, up to
+    half of it more or less, it ends if another guest needs its place. visits: so many of these places are for members that we
+    dial for transfers, which get them even if guests have taken all. visit_seconds: how long only the members named as sources
+    are asked for a blob while we dial one of them.
 
     announcement_seconds: how long a result is waited for that no connected member has announced, holder_seconds: how long one is
     that some have, both since the last result came; then its author is dialled. turn_seconds: after this time the next result is
@@ -43,6 +44,7 @@ class QuicSettings:
 
     handshakes: most incoming connections between arrival and hello at once. handshakes_per_peer: the same for one key.
     sessions_per_minute, session_burst: connections with one peer, however they end: a burst at once, and more as time passes.
+    refusals_per_minute: those that end because all guests' places are taken, which count here only; half of them at once.
     frame_bytes: longest frame on the control stream. send_queue_bytes: unsent frames for a peer until it is disconnected because
     it does not read. frames_per_second, frame_burst: how fast frames of a peer are read; further frames wait.
 
@@ -96,6 +98,7 @@ class QuicSettings:
     handshakes_per_peer: int = 4
     sessions_per_minute: float = 10.0
     session_burst: int = 20
+    refusals_per_minute: float = 60.0
     frame_bytes: int = 256 * 1024
     send_queue_bytes: int = 32 * 2**20
     frames_per_second: float = 2000.0

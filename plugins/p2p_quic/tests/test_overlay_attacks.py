@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections import Counter
 from dataclasses import replace
 
 import anyio
 import pytest
 
 from plugins.p2p_quic.tests.false_neighbour import beside_a_false_neighbour, with_a_false_neighbour
-from plugins.p2p_quic.tests.overlay_members import SEED, SETTINGS, mesh_of
-from plugins.p2p_quic.tests.rogue import framed
+from plugins.p2p_quic.tests.overlay_members import SEED, SETTINGS, graph, members_of, mesh_of
+from plugins.p2p_quic.tests.rogue import Rogue, framed
 from psyche_core.p2p import uploads
 from psyche_core.testing.transport import until
+from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.blobs.exchange import BlobExchange
 from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.connections.control_frames import Have
+from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.endpoint.links import Link, LinkLost, Stream
 from psyche_p2p_quic.transport import QuicTransport
 
@@ -43,9 +46,9 @@ def false_one(victim: QuicTransport, members: list[QuicTransport]) -> bytes:
     return found
 
 
-async def ask(link: Link, blob_hash: bytes) -> Stream:
+async def ask(link: Link, blob_hash: bytes, *, most: int = LARGE) -> Stream:
     stream = await link.open()
-    await stream.write(BlobRequest(blob_hash, LARGE).encode())
+    await stream.write(BlobRequest(blob_hash, most).encode())
     await stream.finish()
     return stream
 
@@ -88,6 +91,32 @@ async def test_who_takes_turns_and_withdraws_them_late_silences_nobody(monkeypat
                     tasks.start_soon(fetch, blob_hash)
             holding.cancel_scope.cancel()
         assert sorted(got) == sorted(blobs)
+
+
+async def test_who_asks_for_heads_of_one_result_and_for_all_others_keeps_it_from_nobody() -> None:
+    """Six downloads at once, and two turns: somebody always waits for what was sent less often by what the heads say."""
+    async with beside_a_false_neighbour(HOPS_ONLY) as (victim, members, link, _):
+        others = [await victim.publish(os.urandom(SIZE), tag=1) for _ in range(6)]
+        blob = os.urandom(SIZE)
+        blob_hash = await victim.publish(blob, tag=1)
+        for _ in range(1000):
+            head = BlobHead.decode(await (await ask(link, blob_hash, most=0)).read_exactly(BLOB_HEAD_BYTES))
+            assert head == BlobHead(True, SIZE)
+        started = anyio.Event()
+
+        async def take(name: bytes) -> None:
+            while True:
+                stream = await ask(link, name)
+                await stream.read_exactly(BLOB_HEAD_BYTES + SIZE)
+                started.set()
+
+        honest = next(member for member in members if member.peer_id in victim.stats.peers)
+        async with anyio.create_task_group() as taking:
+            for name in others:
+                taking.start_soon(take, name)
+            await started.wait()
+            assert await honest.fetch(blob_hash, sources=[], max_bytes=SIZE, timeout=15, tag=1, wanted_by_all=True) == blob
+            taking.cancel_scope.cancel()
 
 
 async def trickles(stream: Stream) -> None:
@@ -181,3 +210,42 @@ async def test_a_request_that_comes_again_after_its_turn_costs_no_connection(cap
             assert await last.read_exactly(LARGE) == blob
         assert not caplog.records
         assert not session.closing
+
+
+async def test_who_waits_for_a_place_is_let_in_when_there_is_one_however_often_it_was_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A guest has the only place. Another member comes more often than it could connect."""
+    keys = [SecretKey.generate() for _ in range(12)]
+    others = [key.public for key in keys]
+    settings = replace(SETTINGS, guests=1, visits=1, guest_idle_seconds=3600.0, retry_most_seconds=0.2, silent_beats=10_000)
+    async with members_of(6, settings=replace(settings, session_burst=6, sessions_per_minute=0.001), others=others) as members:
+        victim, overlay = members[0], graph(members, others=others)
+        key = next(key for key in keys if key.public not in overlay.neighbours(victim.peer_id))
+        visitor = next(member for member in members if member.peer_id not in (victim.peer_id, *victim.stats.peers))
+        guests, refused = mesh_of(victim).guests, Counter[bytes]()
+        admit = guests.admit
+
+        def counted(peer: bytes, now: float) -> tuple[bool, bytes | None]:
+            admitted, leaves = admit(peer, now)
+            refused[peer] += not admitted
+            return admitted, leaves
+
+        monkeypatch.setattr(guests, "admit", counted)
+        part = await victim.publish(b"a part of a share", tag=1)
+        got = []
+
+        async def fetch() -> None:
+            got.append(await visitor.fetch(part, sources=[victim.peer_id], max_bytes=100, timeout=80, tag=1))
+
+        rogue = Rogue(await Endpoint.bind(key.seed, interface="127.0.0.1", port=0), key)
+        try:
+            link, _ = await rogue.greeted(victim)
+            await until(lambda: key.public in victim.stats.peers)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(fetch)
+                await until(lambda: refused[visitor.peer_id] >= 10, what="nobody was refused")
+                link.close(0, "the test is over")
+        finally:
+            await rogue.endpoint.aclose(timeout=1)
+        assert got == [b"a part of a share"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -263,9 +264,16 @@ async def test_the_next_source_is_visited_if_the_first_has_not_got_it() -> None:
 NEAR, ONE, TWO, THREE = (bytes((number,)) * 32 for number in range(4))
 
 
+class Middle(random.Random):
+    """Draws what lies in the middle."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return (a + b) / 2
+
+
 def guests_of(most: int = 2) -> Guests:
     """Guests of a member with one neighbour."""
-    guests = Guests(most=most, most_visits=1, turn_seconds=10.0, idle_seconds=5.0)
+    guests = Guests(most=most, most_visits=1, turn_seconds=10.0, idle_seconds=5.0, draw=Middle())
     guests.neighbours = frozenset({NEAR})
     return guests
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import pytest
@@ -257,6 +258,27 @@ async def test_requests_wait_for_their_turn_and_leave_when_they_are_withdrawn() 
             await events[b"4"][0].wait()
             for _, done in events.values():
                 done.set()
+
+
+async def test_a_request_for_something_tiny_begins_no_further_turns_of_what_is_large() -> None:
+    turns = UploadTurns(seconds=3600.0)
+    begun, done = [], anyio.Event()
+
+    async def request(name: bytes, *, size: int) -> None:
+        async with turns.turn(name, b"peer" + name, Answer(), size=size):  # type: ignore[arg-type]
+            begun.append(name)
+            await done.wait()
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for number in range(4):
+                tasks.start_soon(partial(request, b"%d" % number, size=LARGE))
+                await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(partial(request, b"tiny", size=20))
+            await anyio.wait_all_tasks_blocked()
+            assert begun == [b"0", b"1"]
+            done.set()
+        assert sorted(begun) == [b"0", b"1", b"2", b"3", b"tiny"]
 
 
 async def test_a_peer_that_takes_a_result_slowly_holds_up_others_for_a_time_only() -> None:

@@ -111,8 +111,11 @@ class BlobExchange:
     async def _answer(self, asker: Session, stream: Stream, request: BlobRequest) -> int:
         blob = self._store.get(request.blob_hash)
         offer = self._offers.get(request.blob_hash)
-        if blob is not None and self.results.active:
-            async with self._turns.turn(request.blob_hash, asker.peer, stream, size=len(blob)) as granted:
+        if (
+            blob is not None and self.results.active and len(blob) <= request.max_bytes
+        ):  # else its head alone, which needs no turn
+            size, beside = len(blob), self._mesh.guests.beside(asker.peer)
+            async with self._turns.turn(request.blob_hash, asker.peer, stream, size=size, beside=beside) as granted:
                 return await self._send(stream, blob if granted else None, most=request.max_bytes)
 
         if blob is not None or offer is None:

@@ -25,21 +25,18 @@ class UploadTurns:
         self._queue = UploadQueue()
         self._seconds = seconds
         self._begun: dict[tuple[bytes, bytes], anyio.Event] = {}
-        self._names: set[bytes] = set()
 
     @asynccontextmanager
-    async def turn(self, name: bytes, peer: bytes, stream: Stream, *, size: int) -> AsyncIterator[bool]:
+    async def turn(self, name: bytes, peer: bytes, stream: Stream, *, size: int, beside: bool = False) -> AsyncIterator[bool]:
         """Wait for the turn of a request. False if the peer has too many requests here, or has asked for this already.
 
-        name: hash of the result. stream: its answer. size: of the result, bytes. Raises LinkLost if the peer withdraws
-        the request.
+        name: hash of the result. stream: its answer. size: of the result, bytes. beside: whether the peer is no neighbour. All
+        of the result is sent while this is entered, or an error is raised. Raises LinkLost if the peer withdraws the request.
         """
-        if not self._queue.add(name, peer):
+        if not self._queue.add(name, peer, size=size, beside=beside):
             yield False
             return
 
-        self._queue.expect_size(size)
-        self._names.add(name)
         begun = self._begun[name, peer] = anyio.Event()
         complete, timer, now = False, None, asyncio.get_running_loop().time
         try:
@@ -58,10 +55,8 @@ class UploadTurns:
             self._begin()
 
     def expire(self, kept: Container[bytes]) -> None:
-        """Forget how often results were sent that are not kept any more. kept: hashes."""
-        for name in [name for name in self._names if name not in kept]:
-            self._queue.forget_result(name)
-            self._names.discard(name)
+        """Forget who got results that are not kept any more. kept: hashes."""
+        self._queue.expire(kept)
 
     def _begin(self) -> None:
         while (request := self._queue.begin(asyncio.get_running_loop().time())) is not None:

@@ -6,26 +6,36 @@ fetch pieces of the model or of a share, or because it knows other members than 
 Guests and visits have a number of places together, so that neighbours and these are never more than a member should have. Some
 of the places are kept for visits: guests may have them as long as nobody is visited, and then the guest that has been here
 longest leaves at once. So neither can keep the other out. A guest's connection ends when nothing has been transferred for a
-while. When all places are taken, the guest that has been here longest makes room for another, if it has had some time; so a few
-members cannot hold the places of all others for ever. Nobody gets a place before its hello (`arrivals`). `mesh` dials and closes.
+while. When all places are taken, a guest whose turn is over makes room for another. How long a turn lasts is drawn for each
+guest, so nobody can know when a place becomes free. Of those that want a place, who has been here least lately comes first
+(`guest_order`). So a few members cannot hold the places of all others for ever, nor pass them on among themselves. Nobody gets a
+place before its hello (`arrivals`). `mesh` dials and closes.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+
+from psyche_p2p_quic.connections.guest_order import GuestOrder
+
+_SHORTEST, _LONGEST = 0.5, 1.5
+"""Of what a turn lasts on average."""
 
 
 class Guests:
     """Whom we connect to, and who is here beside them.
 
-    most: members at once that are no neighbours: guests, and those that we visit.
-    most_visits: members that we visit at once; fewer than `most`, or none. turn_seconds: how long a guest may stay though another
-    one wants its place. idle_seconds: after so long without a transfer a guest's connection ends. neighbours: of the present
-    graph; None if all members are neighbours. Raises ValueError for more visits than places.
+    most: members at once that are no neighbours: guests, and those that we visit. most_visits: members that we visit at once;
+    fewer than `most`, or none. turn_seconds: how long a guest may stay on average though another one wants its place.
+    idle_seconds: after so long without a transfer a guest's connection ends. draw: for how long each turn lasts. neighbours: of
+    the present graph; None if all members are neighbours. Raises ValueError for more visits than places.
     """
 
-    def __init__(self, *, most: int, most_visits: int, turn_seconds: float, idle_seconds: float) -> None:
+    def __init__(
+        self, *, most: int, most_visits: int, turn_seconds: float, idle_seconds: float, draw: random.Random | None = None
+    ) -> None:
         if not 0 <= most_visits <= most:
             message = f"visits take places of guests, so there can be no more than {most} at once, got {most_visits}"
             raise ValueError(message)
@@ -35,14 +45,21 @@ class Guests:
         self._most_visits = most_visits
         self._turn_seconds = turn_seconds
         self._idle_seconds = idle_seconds
+        self._draw = draw or random.Random()
+        self._order = GuestOrder()
         self._visits: Counter[bytes] = Counter()
         self._since: dict[bytes, float] = {}
+        self._until: dict[bytes, float] = {}
         self._active: dict[bytes, tuple[int, float]] = {}
         self._admitted: set[bytes] = set()
 
     def seeks(self, peer: bytes) -> bool:
         """Return whether we dial this member: a neighbour, or one that we visit."""
         return self.neighbours is None or peer in self.neighbours or peer in self._visits
+
+    def beside(self, peer: bytes) -> bool:
+        """Return whether a member is no neighbour."""
+        return self.neighbours is not None and peer not in self.neighbours
 
     def visits(self, peer: bytes) -> bool:
         """Return whether we visit this member."""
@@ -81,9 +98,11 @@ class Guests:
 
     def present(self, peers: Collection[bytes], now: float) -> None:
         """Note who is connected now, without those whose connection is being closed."""
+        self._order.note(self._since, now)
         near = self.neighbours
         guests = [] if near is None else [peer for peer in peers if peer not in near]
         self._since = {peer: self._since.get(peer, now) for peer in guests}
+        self._until = {peer: self._until[peer] if peer in self._until else now + self._turn() for peer in guests}
         self._active = {peer: self._active.get(peer, (0, now)) for peer in guests}
 
     def admit(self, peer: bytes, now: float) -> tuple[bool, bytes | None]:
@@ -95,19 +114,26 @@ class Guests:
         if near is None or peer in near or peer in self._admitted:
             return True, None
 
+        self._order.note(self._since, now)
         if len(self._admitted - near) >= max(1, self._most - self._most_visits):
-            return False, None  # who never gets further than this must not keep us from visits
+            self._order.refused(peer)  # who never gets further than this must not keep us from visits
+            return False, None
 
         taken = self._taken()
-        longest = None
-        if peer not in taken and len(taken) >= self._most:
-            longest = self._longest()
-            if longest is None or now - self._since[longest] < self._turn_seconds:
+        leaves = None
+        if peer not in taken:
+            over = [guest for guest in self._replaceable() if now >= self._until[guest]]
+            places, before = self._most - len(taken) + len(over), self._order.before(peer)
+            if places <= len(before):
+                self._order.refused(peer, for_others=before if places > 0 else ())
                 return False, None
 
-            self._leave(longest)
+            if len(taken) >= self._most:
+                leaves = min(over, key=self._until.__getitem__)
+                self._leave(leaves)
+        self._order.admitted(peer)
         self._admitted.add(peer)
-        return True, longest
+        return True, leaves
 
     def has_come(self, peer: bytes) -> None:
         """Note that a member that was admitted is present now, or will not be."""
@@ -154,4 +180,8 @@ class Guests:
         return min(self._replaceable(), key=self._since.__getitem__, default=None)
 
     def _leave(self, guest: bytes) -> None:
-        del self._since[guest], self._active[guest]
+        del self._since[guest], self._until[guest], self._active[guest]
+
+    def _turn(self) -> float:
+        """Draw how many seconds a turn lasts."""
+        return self._turn_seconds * self._draw.uniform(_SHORTEST, _LONGEST)

@@ -24,13 +24,13 @@ import anyio
 from anyio.abc import TaskGroup
 
 from psyche_core.errors import TransportError, WireError
-from psyche_core.rate_limit import TokenBucket
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.wire.frames import FrameDecoder
 from psyche_p2p_quic.connections import session
 from psyche_p2p_quic.connections.arrivals import Arrivals
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.dial_budget import DialBudget
+from psyche_p2p_quic.connections.entries import Entries
 from psyche_p2p_quic.connections.guests import Guests
 from psyche_p2p_quic.connections.hello import hello_frame, read_hello
 from psyche_p2p_quic.connections.leaving import Leaving
@@ -47,8 +47,7 @@ _PATHS_SECONDS = 1.0
 """Most seconds for which known paths are used to choose sources; to refresh them, every connection is asked."""
 
 _IDLE_PASSES = 2
-"""Attempts in a row without an address that may be dialled before this is logged: our relays may become known a moment after the
-members."""
+"""Attempts in a row without an address that may be dialled before this is logged: our relays may become known a bit later."""
 
 _NOT_NEEDED = session.SUPERSEDED, "not needed"
 
@@ -99,13 +98,12 @@ class Mesh:
         )
         self._leaving = Leaving(self.guests, self.sessions)
         self._dials = DialBudget(per_peer=settings.dials_per_peer, per_host=settings.dials_per_host)
+        self._entries = Entries(settings)
         self._members: dict[bytes, _Member] = {}
         self._arrivals = Arrivals(most=settings.arrivals, per_peer=settings.handshakes_per_peer)
         self._offences = Remembered(RepeatedProblem)
         self._published = PublishedAddresses(endpoint)
         self._hasty = Remembered(RepeatedProblem)
-        per_second, burst = settings.sessions_per_minute / 60, settings.session_burst
-        self._entries = Remembered(lambda: TokenBucket(per_second, burst=burst))
         self._handshakes = 0
         self._relayed: frozenset[bytes] = frozenset()
         self._relayed_at = -math.inf
@@ -228,7 +226,7 @@ class Mesh:
             pause = 0.0 if self._own < peer or self.guests.visits(peer) else self._settings.dial_grace_seconds
             idle = 0
             while True:
-                refused, hasty = self.reputation.refused_for(peer, now=_now()), self._entries.of(peer).wait(_now())
+                refused, hasty = self.reputation.refused_for(peer, now=_now()), self._entries.wait_to_dial(peer, _now())
                 await self._until_connected(peer, max(pause, refused, hasty))
                 current = self.sessions.get(peer)
                 if current is not None:
@@ -275,10 +273,12 @@ class Mesh:
                 await stream.write(hello_frame(self._hello))
                 await stream.prefer()
                 made = await self._greeted(link, stream, dialled=True)
-            self._entries.of(peer).take(_now())
+            self._entries.take(peer, _now())
             settled = self._settle(made)
         except (TransportError, TimeoutError) as error:
             logger.debug("dialling %s: %s", peer[:4].hex(), error)
+            if link is not None and link.peer_code == session.NO_NEIGHBOUR and self.guests.visits(peer):
+                self._entries.was_refused(peer, _now())
         except WireError as error:
             end = session.BROKE_RULES, str(error)
             self.offended(peer, str(error))
@@ -319,14 +319,13 @@ class Mesh:
             link.close(session.BROKE_RULES, "you have too many connections")
             return
 
-        entries = self._entries.of(peer)
-        if entries.wait(_now()) > 0:
+        if self._entries.wait(peer, _now()) > 0:
             link.close(session.BROKE_RULES, "you connect too often; try again in a minute")
             if self._hasty.of(peer).failed():
                 logger.warning("peer %s connects again and again and is let in a few times a minute only", peer[:4].hex())
             return
 
-        entries.take(_now())
+        self._entries.take(peer, _now())
         self._proved(link)
         settled, end = False, _NOT_NEEDED
         try:
@@ -337,6 +336,7 @@ class Mesh:
                 self._arrivals.greeted(link)
                 admitted, leaves = self.guests.admit(peer, _now())
                 if not admitted:
+                    self._entries.had_no_place(peer, _now())
                     end = session.NO_NEIGHBOUR, "we are no neighbours, and all places for others are taken"
                     return
 
