@@ -213,7 +213,7 @@ class Downloads:
         return lagging if len(lagging) > LAGGING * self._at_once else ()
 
     def drop(self, name: bytes, peer: bytes, *, room: bool = False) -> None:
-        """Note that one of two sources of a result is stopped, because the other will be done sooner, or a lagging one of too many.
+        """Note that one of two sources of a result is stopped, because the other will be done sooner, or one of many that lag.
 
         room: whether our own line has room. If not, and if the other one lagged, that takes a place again, and is not late any
         more: our line is slow. Otherwise it goes on without a place, and further sources can be tried.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 REMEMBERED = 5
-"""Results of a peer whose rates are remembered. Their median counts, so that a few that came very fast or slowly decide nothing."""
+"""Rates of a peer that are remembered. Their median counts, so that one that came very fast or slowly decides little."""
 
 VOICES = 3
 """Peers that must have sent a result before it is known what is usual: of fewer, one may decide it."""
@@ -38,8 +38,8 @@ GROWN = 23 / 20
 _LOOKS = 8
 
 LAGS = 4
-"""A source lags that needs so many times longer for a blob than is usual. Before that is known, it lags if it needs longer than one
-of so many parts of the fetch's time."""
+"""A source lags that needs so many times longer for a blob than is usual. Before that is known, it lags if it needs longer than
+one of so many parts of the fetch's time."""
 
 
 class Patience:
@@ -71,8 +71,9 @@ class Patience:
 class Course:
     """How one source sends one blob.
 
-    looked_at: when it began, then when it was last looked at. began: when it began. size: of the blob in bytes, None before it is known. received:
-    bytes so far. rate: bytes a second between the last two looks. looks: how many there were since the last `start_over`.
+    looked_at: when it began, then when it was last looked at. size: of the blob in bytes, None before it is known. received:
+    bytes so far. rate: bytes a second between the last two looks. looks: how many there were since the last `start_over`. began:
+    when it began.
     """
 
     looked_at: float
@@ -200,7 +201,7 @@ class Line:
         self._best_before = max(self._best, self._best_before)
 
     def stopped(self) -> None:
-        """Note that a slow source was stopped to try another one. If that does not help, what the line once carried counts less."""
+        """Note that a slow source was stopped to try another one. What the line once carried counts less, unless that helps."""
         self._best *= FULL
 
     @property

@@ -75,7 +75,7 @@ async def trickles(world: World, stream: VirtualStream, blob_hash: bytes, _peer:
 def test_some_that_trickle_together_hold_up_the_others_results_for_a_few_looks_only(
     honest: int, false: int, within: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing came before their bodies ended, because as many lagged as there were places. 5.8 s is the time of all on the line."""
+    """Nothing came before their bodies ended, because as many lagged as there were places. On the line all take 5.8 s."""
     world = run(attacked(trickles, honest=honest, false=false), monkeypatch)
     assert len(world.got) == 24
     assert max(world.got.values()) < within

@@ -5,7 +5,7 @@ slow, and tells neighbours what we have. A request may wait long for its turn (`
 send is the source, and the others' requests are withdrawn. A source that stalls, or sends too slowly, is given up; what is too
 slow, and for how long a result is waited for, says `psyche_core.p2p.patience`. A source that lags is not waited for: another
 holder may send the same result beside it. When both were measured in the same time, the one that needs longer for its rest is
-stopped, so nothing is lost where it is our own line that is slow.
+stopped. Where our own line is full, nothing is asked for twice: its rate, and not the number of slow sources, says so.
 
 Announcements may be false, and may never come. So there is an end to waiting (`fetch` returns None), and then `exchange` asks
 whoever may have the result, and dials its author.
@@ -36,13 +36,16 @@ from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.endpoint.links import LinkLost
 from psyche_p2p_quic.settings import QuicSettings
 
+MOST_IN_VAIN = 3
+"""After so many sources of a result that were slower than the slow one, others are tried after pauses only."""
+
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
     """A result that a caller waits for.
 
     since: when it was wanted, or when its last source ended. sending: the sources that send now, two at most. compared_from: when
-    another source is tried again beside a slow one; pause: seconds until then.
+    another source is tried again beside a slow one; pause: seconds until then. in_vain: how many were slower still.
     """
 
     blob_hash: bytes
@@ -52,6 +55,7 @@ class _Wanted:
     sending: dict[bytes, Course] = field(default_factory=dict)
     compared_from: float = -math.inf
     pause: float = 0.0
+    in_vain: int = 0
     waiters: int = 0
     blob: bytes | None = None
     changed: anyio.Event = field(default_factory=anyio.Event)
@@ -164,8 +168,12 @@ class Results:
         waited = now - max(wanted.since, self._received_at)  # while others arrive, our line is busy and all is well
         asked = any(request[0] == name for request in self._requests)
         left = any(peer in self._mesh.sessions and peer not in wanted.answered for peer in self._holders.of(name))
+        if asked or left:
+            return waited > self._settings.holder_seconds
+
         # Who says that it has it not after all counts as if it had announced nothing: others may announce it still.
-        return waited > (self._settings.holder_seconds if asked or left else self._settings.announcement_seconds)
+        longest = self._settings.announcement_seconds
+        return waited > (min(longest, self._settings.holder_seconds) if wanted.answered else longest)
 
     def _look(self, name: bytes, wanted: _Wanted, now: float, timeout: float) -> None:
         """Let another source send beside one that lags, and stop the slower of two. timeout: of the fetch, seconds."""
@@ -176,17 +184,19 @@ class Results:
         if not courses or not all(course.looks for course in courses.values()):
             return
 
-        room = self._line.room
+        room = self._line.room and wanted.in_vain < MOST_IN_VAIN
         peer = max(courses, key=lambda peer: courses[peer].rest)
         lags = self._pace.lags(courses[peer], now=now, timeout=timeout, least=every)
         if len(courses) > 1:
-            if next(reversed(courses)) != peer or (lags and room):
+            tried = next(reversed(courses)) == peer
+            wanted.in_vain += tried
+            if not tried or (lags and room):
                 self._downloads.give_up(peer)
-            elif not room:  # the one that was tried
+            elif not room:
                 wanted.pause = min(2 * max(wanted.pause, every), 4 * every)
                 wanted.compared_from = now + wanted.pause
             self._stop(name, peer, room=room)
-        elif lags and now >= wanted.compared_from and self._downloads.lags(name, room=room):
+        elif lags and now >= wanted.compared_from and self._downloads.lags(name, room=self._line.room):
             self._bound()
         else:
             return
