@@ -35,7 +35,7 @@ T = TypeVar("T")
 Serve = Callable[["VirtualStream", bytes], Awaitable[None]]
 
 
-class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+class _Selector(selectors.DefaultSelector):
     """Moves the clock instead of waiting."""
 
     now = 0.0

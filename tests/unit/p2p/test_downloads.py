@@ -380,8 +380,8 @@ class Swarm(RuleBasedStateMachine):
             return  # it has begun before
 
         before = self.coming.get(name)
-        others = any(other != peer and not self.sends(other) for _, other in self.requests)
-        second = self.sends(peer) and (peer in self.late or (peer not in self.gave and others))
+        asked = any(other != peer and not self.sends(other) for _, other in self.requests)
+        second = self.sends(peer) and (peer in self.late or (peer not in self.gave and asked))
         others = self.downloads.started(name, peer)
         if before is not None or len(self.coming) >= 2 or second:
             assert others is None
