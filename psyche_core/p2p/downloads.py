@@ -12,8 +12,10 @@ was; this module chooses among the plans.
 
 A source that sends slowly does not keep its place: it goes on, another result may come beside it, and the same result from
 another holder, until one of the two is done or is dropped. Whoever was slow, was given up, or was a source when the time of a
-fetch ran out comes after all other holders until the epoch ends, and gets one request at once. This module knows nothing of time:
-the transport notices who is too slow (`patience`), and reports it here.
+fetch ran out comes after all other holders until the epoch ends, and gets one request at once. So does a source that stopped in
+the middle or whose connection ended, also when it has connected again, and who twice did not have what it had announced. This
+module knows nothing of time: the transport notices who is too slow, and whether our own line is full (`patience`), and reports it
+here.
 """
 
 from __future__ import annotations
@@ -37,13 +39,23 @@ two of them would leave the line idle meanwhile."""
 SOURCES = 2
 PER_PEER = 8
 
+LAGGING = 4
+"""So many times as many results may come from sources that lag as there are places. Each takes memory."""
+
+MOST_FORGIVEN = 1
+"""How often in an epoch a peer that was late is not late any more, because our line or others were slow."""
+
+MOST_ABSENT = 2
+"""After so many announcements of a result that it did not have, a peer is not asked for that any more."""
+
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
     """A result that we lack.
 
     drawn: decides among results that are equal otherwise. asked: peers with a request of ours. source: the one of them that
-    sends. lagging: one that sends too, so slowly that another source may send beside it; it takes none of the places.
+    sends. lagging: one that sends too, so slowly that another source may send beside it; it takes none of the places. absent: how
+    often peers did not have it though they had announced it.
     """
 
     drawn: float
@@ -51,6 +63,7 @@ class _Wanted:
     asked: set[bytes] = field(default_factory=set)
     source: bytes | None = None
     lagging: bytes | None = None
+    absent: Counter[bytes] = field(default_factory=Counter)
 
 
 def at_once_of(size: int) -> int:
@@ -85,6 +98,8 @@ class Downloads:
         self._receiving = 0
         self._failed: set[bytes] = set()
         self._late: set[bytes] = set()
+        self._forgiven: Counter[bytes] = Counter()
+        self._gave: set[bytes] = set()
 
     def __contains__(self, name: object) -> bool:
         return name in self._wanted
@@ -109,13 +124,14 @@ class Downloads:
         doubted: Collection[bytes] = (),
         slow: Collection[bytes] = (),
         among: Collection[bytes] | None = None,
+        room: bool = True,
     ) -> tuple[bytes, bytes] | None:
         """Choose the next result and the peer to ask for it, and note the request; None if there is nothing to ask for now.
 
         reachable, doubted, slow: see `FetchPlan.begin`; peers that did not give what they had announced are doubted as well, and
-        those that are late (`give_up`), which get one request at once.
+        those that are late (`give_up`), which get one request at once, and none for what somebody else was asked for who is not.
         among: only these results are considered. After an announcement, nothing but the announced results can have become
-        possible.
+        possible. room: whether our own line has room; if not, nothing is asked for that a lagging source sends.
         """
         if self._receiving >= self._at_once:
             return None
@@ -130,13 +146,14 @@ class Downloads:
             for name in (self._wanted if among is None else among)
             if (wanted := self._wanted.get(name)) is not None
             and wanted.source is None
+            and (room or wanted.lagging is None)
             and len(wanted.asked) < self._sources
             and (held := self._holders.count(name)) > len(wanted.asked)
         ]
         for *_, name in sorted(ready):
             wanted = self._wanted[name]
-            holders = self._holders.of(name)
-            if free.isdisjoint(holders):
+            holders = [peer for peer in self._holders.of(name) if peer in free and self._may_ask(wanted, peer)]
+            if not holders:
                 continue
 
             peer = wanted.plan.begin(members=holders, reachable=free, doubted=doubted, slow=slow, load=self._waiting)
@@ -151,13 +168,14 @@ class Downloads:
         """Note that a peer begins to send a result. Return the peers at which the request must be withdrawn now.
 
         None if this request must be withdrawn, because the result comes from another peer already, or enough others come, from
-        this peer alone if it is late. Then `begin` asks for it again later. A lagging source of the result goes on.
+        this peer alone if it is late, or has given nothing yet while others are asked. Then `begin` asks for it again later. A
+        lagging source of the result goes on.
         """
         wanted = self._wanted.get(name)
         if wanted is None or wanted.source is not None or peer not in wanted.asked:
             return None
 
-        if self._receiving >= self._at_once or (peer in self._late and self._sends(peer)):
+        if self._receiving >= self._at_once or (self._sends(peer) and self._is_one_enough(peer)):
             wanted.plan.release(peer)
             self._leave(wanted, peer)
             return None
@@ -170,16 +188,17 @@ class Downloads:
             self._leave(wanted, other)
         return others
 
-    def lags(self, name: bytes) -> bool:
+    def lags(self, name: bytes, *, room: bool) -> bool:
         """Note that the source of a result is slow. Returns whether it gave up its place, so that `begin` may find something.
 
-        It does not if another source of the result is slow already, or as many are as there are places: then our line is slow.
+        room: whether our own line has room (`patience.Line`). If not, no more sources give up their places than there are places.
+        None does where another source of the same result is slow already. See also `surplus`.
         """
         wanted = self._wanted.get(name)
         if wanted is None or wanted.source is None or wanted.lagging is not None:
             return False
 
-        if sum(each.lagging is not None for each in self._wanted.values()) >= self._at_once:
+        if not room and len(self._lagging()) >= self._at_once:
             return False
 
         self.give_up(wanted.source)
@@ -188,10 +207,16 @@ class Downloads:
         self._ask_again()
         return True
 
-    def drop(self, name: bytes, peer: bytes) -> None:
-        """Note that one of two sources of a result is stopped, because the other will be done sooner.
+    def surplus(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Return all requests whose sources lag if these are more than allowed; then one must be dropped, the slowest."""
+        lagging = self._lagging()
+        return lagging if len(lagging) > LAGGING * self._at_once else ()
 
-        If that is the lagging one, it is not late any more: others are slower, or our line is slow.
+    def drop(self, name: bytes, peer: bytes, *, room: bool = False) -> None:
+        """Note that one of two sources of a result is stopped, because the other will be done sooner, or one of many that lag.
+
+        room: whether our own line has room. If not, and if the other one lagged, that takes a place again, and is not late any
+        more: our line is slow. Otherwise it goes on without a place, and further sources can be tried.
         """
         wanted = self._wanted.get(name)
         if wanted is None or peer not in wanted.asked:
@@ -199,8 +224,8 @@ class Downloads:
 
         wanted.plan.release(peer)
         self._leave(wanted, peer)
-        if wanted.source is None and wanted.lagging is not None:
-            self._late.discard(wanted.lagging)
+        if not room and wanted.source is None and wanted.lagging is not None:
+            self._forgive(wanted.lagging)
             wanted.source, wanted.lagging = wanted.lagging, None
             self._receiving += 1
 
@@ -221,6 +246,8 @@ class Downloads:
         """Forget who did not give what it had announced, or was late: a new epoch has begun."""
         self._failed.clear()
         self._late.clear()
+        self._forgiven.clear()
+        self._gave.clear()
 
     def finished(self, name: bytes, *, giver: bytes | None = None) -> tuple[bytes, ...]:
         """Note that a result is here, or is not needed any more. Return the peers at which requests must be withdrawn now.
@@ -233,15 +260,21 @@ class Downloads:
             return ()
 
         if giver is not None and giver == wanted.lagging and wanted.source is not None:
-            self._late.discard(giver)  # it was done before the other, which began later
-        others = tuple(wanted.asked - {wanted.source if giver is None else giver})
+            self._forgive(giver)  # it was done before the other, which began later
+        giver = wanted.source if giver is None else giver
+        if giver is not None:
+            self._gave.add(giver)
+        others = tuple(wanted.asked - {giver})
         for peer in tuple(wanted.asked):
             self._leave(wanted, peer)
         self._ask_again()
         return others
 
     def failed(self, name: bytes, peer: bytes, answer: Answer) -> None:
-        """Note how a request ended without the result. Does nothing if there is no such request."""
+        """Note how a request ended without the result. Does nothing if there is no such request.
+
+        Who had begun to send is late, and who did not have what it had announced MOST_ABSENT times; others are doubted.
+        """
         wanted = self._wanted.get(name)
         if wanted is None or peer not in wanted.asked:
             return
@@ -249,16 +282,18 @@ class Downloads:
         wanted.plan.settle(peer, answer)
         if answer is Answer.ABSENT:
             self._holders.withdraw(peer, name)  # until it announces the result again
-        self._failed.add(peer)
+            wanted.absent[peer] += 1
+        self._note_failure(wanted, peer)
         self._leave(wanted, peer)
         self._ask_again()
 
     def forget_peer(self, peer: bytes) -> None:
-        """Note that the connection with a peer ended, and all requests at it with that."""
+        """Note that the connection with a peer ended, and all requests at it with that. If it was sending, it is late."""
         self._holders.forget_peer(peer)
         for wanted in self._wanted.values():
             if peer in wanted.asked:
                 wanted.plan.settle(peer, Answer.LOST)
+                self._note_failure(wanted, peer)
                 self._leave(wanted, peer)
         self._ask_again()
 
@@ -266,6 +301,27 @@ class Downloads:
         """Allow to ask peers again at which a request was withdrawn: the result did not come, or there is room for it now."""
         for wanted in self._wanted.values():
             wanted.plan.ask_again()
+
+    def may_have(self, name: bytes, peer: bytes) -> bool:
+        """Whether a peer that announced a result is asked for it; not if it had none, too often."""
+        wanted = self._wanted.get(name)
+        return wanted is None or wanted.absent[peer] < MOST_ABSENT
+
+    def _may_ask(self, wanted: _Wanted, peer: bytes) -> bool:
+        return wanted.absent[peer] < MOST_ABSENT and (peer not in self._late or wanted.asked <= self._late)
+
+    def _note_failure(self, wanted: _Wanted, peer: bytes) -> None:
+        self._failed.add(peer)
+        if peer in (wanted.source, wanted.lagging) or wanted.absent[peer] >= MOST_ABSENT:
+            self._late.add(peer)
+
+    def _forgive(self, peer: bytes) -> None:
+        if self._forgiven[peer] < MOST_FORGIVEN:
+            self._forgiven[peer] += 1
+            self._late.discard(peer)
+
+    def _lagging(self) -> tuple[tuple[bytes, bytes], ...]:
+        return tuple((name, wanted.lagging) for name, wanted in self._wanted.items() if wanted.lagging is not None)
 
     def _leave(self, wanted: _Wanted, peer: bytes) -> None:
         wanted.asked.discard(peer)
@@ -275,6 +331,15 @@ class Downloads:
             self._receiving -= 1
         elif wanted.lagging == peer:
             wanted.lagging = None
+
+    def _is_one_enough(self, peer: bytes) -> bool:
+        """Whether one result of this peer at once is enough, so that fewer places are lost if it turns out to be slow."""
+        if peer in self._late:
+            return True
+
+        return peer not in self._gave and any(
+            count and other != peer and not self._sends(other) for other, count in self._waiting.items()
+        )
 
     def _sends(self, peer: bytes) -> bool:
         return any(peer in (wanted.source, wanted.lagging) for wanted in self._wanted.values())

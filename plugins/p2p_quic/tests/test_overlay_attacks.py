@@ -11,7 +11,7 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from plugins.p2p_quic.tests.false_neighbour import beside_a_false_neighbour, with_a_false_neighbour
+from plugins.p2p_quic.tests.false_neighbour import answer_all, beside_a_false_neighbour, with_a_false_neighbour
 from plugins.p2p_quic.tests.overlay_members import SEED, SETTINGS, graph, members_of, mesh_of
 from plugins.p2p_quic.tests.rogue import Rogue, framed
 from psyche_core.p2p import uploads
@@ -151,6 +151,57 @@ async def test_who_trickles_keeps_no_place_from_results_that_others_have() -> No
         assert len(downloads._late) == 1
         exchange_of(victim).results.begin_epoch(SEED + 1)
         assert not downloads._late, "in the next epoch it may have recovered"
+
+
+async def test_who_closes_its_connection_in_the_middle_of_a_result_is_late_for_the_epoch() -> None:
+    """A neighbour that announced the result too late gives it."""
+    async with beside_a_false_neighbour(HOPS_ONLY) as (victim, members, link, stream):
+        peer = false_one(victim, members)
+        blob, got = os.urandom(SIZE), []
+        blob_hash = hashlib.sha256(blob).digest()
+        downloads = exchange_of(victim).results._downloads
+
+        async def closes(answer: Stream) -> None:
+            await answer.write(BlobHead(True, SIZE).encode() + blob[: SIZE // 2])
+            await until(lambda: peer in [wanted.source for wanted in downloads._wanted.values()])
+            link.close(0, "bye")
+
+        async def fetch() -> None:
+            got.append(await victim.fetch(blob_hash, sources=[], max_bytes=SIZE, timeout=60, tag=1, wanted_by_all=True))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer_all, link, closes, anyio.Event())
+            await stream.write(framed(Have((blob_hash[:16],))))
+            tasks.start_soon(fetch)
+            await until(lambda: peer not in victim.stats.peers)
+            honest = next(member for member in members if member.peer_id in victim.stats.peers)
+            await honest.publish(blob, tag=1)
+        assert got == [blob]
+        assert downloads._late == {peer}
+
+
+async def test_who_says_that_it_has_not_what_it_announced_ends_no_waiting_for_others() -> None:
+    async def absent(answer: Stream) -> None:
+        await answer.write(BlobHead(False, 0).encode())
+        await answer.finish()
+
+    async with with_a_false_neighbour(absent, HOPS_ONLY) as (victim, members, stream, asked):
+        blob, got = os.urandom(SIZE), []
+        blob_hash = hashlib.sha256(blob).digest()
+        results = exchange_of(victim).results
+
+        async def fetch() -> None:
+            got.append(await victim.fetch(blob_hash, sources=[], max_bytes=SIZE, timeout=60, tag=1, wanted_by_all=True))
+
+        async with anyio.create_task_group() as tasks:
+            await stream.write(framed(Have((blob_hash[:16],))))
+            tasks.start_soon(fetch)
+            await asked.wait()
+            await until(lambda: results._downloads._failed != set())
+            await anyio.sleep(0.3)  # several looks
+            honest = next(member for member in members if member.peer_id in victim.stats.peers)
+            await honest.publish(blob, tag=1)
+        assert got == [blob]
 
 
 async def test_an_announcement_costs_a_look_at_what_it_names_only_and_many_are_read_slowly() -> None:

@@ -14,6 +14,7 @@ from plugins.p2p_quic.tests.false_neighbour import with_a_false_neighbour
 from plugins.p2p_quic.tests.overlay_members import DEGREE, SETTINGS, graph, members_of, mesh_of
 from plugins.p2p_quic.tests.rogue import BLOB, framed
 from psyche_core.errors import BlobNotFound
+from psyche_core.p2p.patience import VOICES
 from psyche_core.testing.transport import until
 from psyche_p2p_quic.blobs.frames import BlobHead
 from psyche_p2p_quic.blobs.upload_turns import UploadTurns
@@ -170,10 +171,11 @@ async def test_a_source_that_is_much_slower_than_others_were_is_given_up() -> No
     """It sends more than any source must; it is not what the line can carry."""
     settings = replace(HOPS_ONLY, hedge_bytes=64, stall_seconds=1.0)
     async with with_a_false_neighbour(trickles, settings) as (victim, members, stream, asked):
-        neighbour = next(member for member in members if member.peer_id in victim.stats.peers)
-        blobs = [b"%d" % number + bytes(3_000_000) for number in range(3)]
-        for blob in blobs:
-            blob_hash = await neighbour.publish(blob, tag=1)
+        near = [member for member in members if member.peer_id in victim.stats.peers]
+        neighbour = near[0]
+        for number in range(VOICES):
+            blob = b"%d" % number + bytes(3_000_000)
+            blob_hash = await near[number].publish(blob, tag=1)
             await victim.fetch(blob_hash, sources=[], max_bytes=len(blob), timeout=60, tag=1, wanted_by_all=True)
         blob_hash, got = hashlib.sha256(BLOB).digest(), []
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from psyche_core.p2p.downloads import Downloads
+from psyche_core.p2p.downloads import LAGGING, MOST_ABSENT, MOST_FORGIVEN, Downloads
 from psyche_core.p2p.fetch_plan import MAX_LOST, Answer
 from psyche_core.p2p.holders import HolderBook
 
@@ -137,12 +137,12 @@ def test_a_source_that_lags_keeps_no_place_and_another_may_send_the_same_beside_
     (source,) = downloads._wanted[ONE].asked
     assert downloads.started(ONE, source) == ()
     assert downloads.begin(PEERS) is None
-    assert downloads.lags(ONE)
-    assert not downloads.lags(ONE)
+    assert downloads.lags(ONE, room=False)
+    assert not downloads.lags(ONE, room=False)
     other = ({A, B} - {source}).pop()
     assert (ONE, other) in begun(downloads, [other])
     assert downloads.started(ONE, other) == (), "the lagging one goes on"
-    assert not downloads.lags(ONE), "one at most"
+    assert not downloads.lags(ONE, room=False), "one at most"
     assert downloads.finished(ONE, giver=source) == (other,)
     assert downloads._receiving == 0
 
@@ -152,7 +152,7 @@ def test_of_two_sources_either_can_be_dropped() -> None:
         _, downloads = made({A: [ONE], B: [ONE]}, at_once=1, sources=2)
         assert (ONE, A) in begun(downloads)
         downloads.started(ONE, A)
-        downloads.lags(ONE)
+        downloads.lags(ONE, room=False)
         assert begun(downloads) == [(ONE, B)]
         downloads.started(ONE, B)
         downloads.drop(ONE, dropped)
@@ -163,14 +163,140 @@ def test_of_two_sources_either_can_be_dropped() -> None:
         downloads.drop(ONE, dropped)  # does nothing
 
 
-def test_no_more_sources_lag_than_there_are_places() -> None:
+def test_on_a_full_line_no_more_sources_lag_than_there_are_places() -> None:
     _, downloads = made({A: [ONE], B: [TWO]}, at_once=1)
     begun(downloads)
     downloads.started(ONE, A)
-    assert downloads.lags(ONE)
+    assert downloads.lags(ONE, room=False)
     assert begun(downloads) == []  # it waits already
     assert downloads.started(TWO, B) == ()
-    assert not downloads.lags(TWO)
+    assert not downloads.lags(TWO, room=False)
+    assert downloads.lags(TWO, room=True)
+
+
+def test_on_a_line_with_room_all_slow_sources_give_up_their_places_and_of_too_many_one_must_be_stopped() -> None:
+    names = [bytes([number]) * 16 for number in range(LAGGING + 1)]
+    peers = [bytes([number]) * 32 for number in range(LAGGING + 1)]
+    book, downloads = made({}, at_once=1, sources=1)
+    for name, peer in zip(names, peers, strict=True):
+        downloads.want(name)
+        book.note(peer, [name])
+        assert not downloads.surplus()
+        assert downloads.begin(peers) == (name, peer)
+        assert downloads.started(name, peer) == ()
+        assert downloads.lags(name, room=True)
+    assert set(downloads.surplus()) == {*zip(names, peers, strict=True)}
+    downloads.drop(names[0], peers[0], room=True)
+    assert not downloads.surplus()
+    assert downloads.begin(peers) is None, "until it is allowed to ask again"
+    assert downloads._receiving == 0
+
+
+def test_where_the_line_has_room_a_slow_source_takes_no_place_again_though_the_one_tried_beside_it_was_slower() -> None:
+    _, downloads = made({A: [ONE], B: [ONE], C: [ONE]}, at_once=1, sources=2)
+    source = begun(downloads)[0][1]
+    downloads.started(ONE, source)
+    downloads.lags(ONE, room=True)
+    ((_, tried),) = begun(downloads)
+    downloads.started(ONE, tried)
+    downloads.drop(ONE, tried, room=True)
+    assert source in downloads._late
+    assert downloads._receiving == 0
+    (third,) = {A, B, C} - {source, tried}
+    assert begun(downloads) == [(ONE, third)], "and the next is tried"
+
+
+def test_on_a_full_line_nothing_is_asked_for_that_a_slow_source_sends() -> None:
+    _, downloads = made({A: [ONE]}, at_once=1)
+    begun(downloads)
+    downloads.started(ONE, A)
+    downloads.lags(ONE, room=True)
+    downloads._holders.note(B, [ONE])
+    assert downloads.begin(PEERS, room=False) is None
+    assert downloads.begin(PEERS, room=True) == (ONE, B)
+
+
+def test_a_slow_source_is_forgiven_once_in_an_epoch() -> None:
+    book, downloads = made({}, at_once=1, sources=2)
+
+    def forgiven(name: bytes) -> bool:
+        for peer in (A, B):
+            book.note(peer, [name])
+        assert downloads.begin([A]) == (name, A)
+        downloads.started(name, A)
+        downloads.lags(name, room=True)
+        assert downloads.begin([B]) == (name, B)
+        downloads.started(name, B)
+        downloads.drop(name, B)
+        downloads.finished(name)
+        return A not in downloads._late
+
+    assert [forgiven(ONE), forgiven(TWO)] == [True, False]
+    downloads.forgive()
+    assert A not in downloads._late
+
+
+@pytest.mark.parametrize("how", ["closed", "stopped"])
+def test_who_stops_in_the_middle_is_late_also_when_it_connects_again_and_gets_one_request(how: str) -> None:
+    book, downloads = made({A: NAMES, C: [TWO]}, sources=1)
+    begun(downloads)
+    downloads.started(ONE, A)
+    if how == "closed":
+        downloads.forget_peer(A)
+    else:
+        downloads.failed(ONE, A, Answer.LOST)
+        downloads.forget_peer(A)
+    assert A in downloads._late
+    book.note(A, NAMES)
+    assert [peer for _, peer in begun(downloads)].count(A) == 1
+
+
+def test_who_had_been_asked_only_when_its_connection_ended_is_doubted() -> None:
+    book, downloads = made({A: NAMES}, sources=1)
+    begun(downloads)
+    downloads.forget_peer(A)
+    assert (A in downloads._failed, A in downloads._late) == (True, False)
+    for peer in (A, B):
+        book.note(peer, NAMES)
+    assert {peer for _, peer in begun(downloads)} == {B}
+
+
+def test_who_is_late_is_not_asked_beside_somebody_who_is_not() -> None:
+    _, downloads = made({A: [ONE], B: [ONE], C: [TWO]}, sources=2)
+    downloads.give_up(A)
+    assert sorted(begun(downloads)) == [(ONE, B), (TWO, C)]
+    downloads.give_up(B)
+    assert begun(downloads) == [(ONE, A)], "both are late"
+
+
+def test_who_announces_again_and_again_what_it_does_not_have_is_asked_twice_and_is_late() -> None:
+    book, downloads = made({A: [ONE]})
+    for _ in range(2):
+        assert downloads.may_have(ONE, A)
+        assert A not in downloads._late
+        assert begun(downloads) == [(ONE, A)]
+        downloads.failed(ONE, A, Answer.ABSENT)
+        book.note(A, [ONE])
+    assert not downloads.may_have(ONE, A)
+    assert A in downloads._late
+    assert begun(downloads) == []
+
+
+def test_who_has_given_nothing_sends_one_result_at_once_as_long_as_others_are_asked() -> None:
+    book, downloads = made({A: [ONE, TWO], B: [THREE]})
+    begun(downloads)
+    assert downloads.started(ONE, A) == ()
+    assert downloads.started(TWO, A) is None
+    downloads.finished(ONE)
+    book.note(A, [ONE])
+    downloads.want(ONE)
+    begun(downloads)
+    assert downloads.started(TWO, A) == ()
+    assert downloads.started(ONE, A) == (), "it has given one"
+    _, downloads = made({A: [ONE, TWO]})
+    begun(downloads)
+    assert downloads.started(ONE, A) == ()
+    assert downloads.started(TWO, A) == (), "nobody else is asked"
 
 
 @pytest.mark.parametrize("late", ["lags", "give up", "time"])
@@ -180,7 +306,7 @@ def test_who_was_late_comes_after_other_holders_and_has_one_place_until_the_next
     begun(downloads)
     downloads.started(ONE, A)
     if late == "lags":
-        downloads.lags(ONE)
+        downloads.lags(ONE, room=False)
     elif late == "give up":
         downloads.give_up(A)
     else:
@@ -199,7 +325,7 @@ def test_of_a_late_peer_one_result_comes_at_once_though_more_requests_wait_there
     _, downloads = made({A: NAMES}, at_once=16, sources=1)
     assert len(begun(downloads)) == 3
     assert downloads.started(ONE, A) == ()
-    assert downloads.lags(ONE)
+    assert downloads.lags(ONE, room=False)
     assert downloads.started(TWO, A) is None
     downloads.finished(ONE)
     assert downloads.started(THREE, A) == ()
@@ -216,6 +342,16 @@ class Swarm(RuleBasedStateMachine):
         self.coming: dict[bytes, bytes] = {}
         self.lagging: dict[bytes, bytes] = {}
         self.late: set[bytes] = set()
+        self.gave: set[bytes] = set()
+        self.forgiven: dict[bytes, int] = {}
+
+    def forgive(self, peer: bytes) -> None:
+        if self.forgiven.get(peer, 0) < MOST_FORGIVEN:
+            self.forgiven[peer] = self.forgiven.get(peer, 0) + 1
+            self.late.discard(peer)
+
+    def sends(self, peer: bytes) -> bool:
+        return peer in (*self.coming.values(), *self.lagging.values())
 
     @rule(name=st.sampled_from(NAMES))
     def want(self, name: bytes) -> None:
@@ -244,7 +380,8 @@ class Swarm(RuleBasedStateMachine):
             return  # it has begun before
 
         before = self.coming.get(name)
-        second = peer in self.late and peer in (*self.coming.values(), *self.lagging.values())
+        asked = any(other != peer and not self.sends(other) for _, other in self.requests)
+        second = self.sends(peer) and (peer in self.late or (peer not in self.gave and asked))
         others = self.downloads.started(name, peer)
         if before is not None or len(self.coming) >= 2 or second:
             assert others is None
@@ -258,25 +395,29 @@ class Swarm(RuleBasedStateMachine):
         assert {(name, other) for other in others} == mine - {(name, peer), (name, self.lagging.get(name))}
         self.requests -= {(name, other) for other in others}
 
-    @rule(name=st.sampled_from(NAMES))
-    def lag(self, name: bytes) -> None:
-        possible = name in self.coming and name not in self.lagging and len(self.lagging) < 2
-        assert self.downloads.lags(name) == possible
+    @rule(name=st.sampled_from(NAMES), room=st.booleans())
+    def lag(self, name: bytes, room: bool) -> None:
+        possible = name in self.coming and name not in self.lagging and (room or len(self.lagging) < 2)
+        assert self.downloads.lags(name, room=room) == possible
         if possible:
             self.lagging[name] = self.coming.pop(name)
             self.late.add(self.lagging[name])
 
     @precondition(lambda self: self.lagging.keys() & self.coming.keys())
-    @rule(data=st.data(), older=st.booleans())
-    def drop(self, data: st.DataObject, older: bool) -> None:
+    @rule(data=st.data(), older=st.booleans(), room=st.booleans())
+    def drop(self, data: st.DataObject, older: bool, room: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.lagging.keys() & self.coming.keys())))
         dropped = self.lagging[name] if older else self.coming[name]
-        self.downloads.drop(name, dropped)
+        self.downloads.drop(name, dropped, room=room)
         self.requests.remove((name, dropped))
-        if not older:
-            self.coming[name] = self.lagging[name]
-            self.late.discard(self.lagging[name])
-        del self.lagging[name]
+        if older:
+            del self.lagging[name]
+            return
+
+        del self.coming[name]
+        if not room:
+            self.coming[name] = self.lagging.pop(name)
+            self.forgive(self.coming[name])
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), answer=st.sampled_from([each for each in Answer if each is not Answer.RELEASED]))
@@ -284,6 +425,10 @@ class Swarm(RuleBasedStateMachine):
         name, peer = data.draw(st.sampled_from(sorted(self.requests)))
         self.downloads.failed(name, peer, answer)
         self.requests.remove((name, peer))
+        if peer in (self.coming.get(name), self.lagging.get(name)):
+            self.late.add(peer)
+        if name in self.downloads and self.downloads._wanted[name].absent[peer] >= MOST_ABSENT:
+            self.late.add(peer)
         for found in (self.coming, self.lagging):
             if found.get(name) == peer:
                 del found[name]
@@ -291,6 +436,8 @@ class Swarm(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def finish(self, name: bytes) -> None:
         source = self.coming.pop(name, None)
+        if source is not None:
+            self.gave.add(source)
         self.lagging.pop(name, None)
         mine = {each for each in self.requests if each[0] == name}
         others = self.downloads.finished(name)
@@ -300,9 +447,15 @@ class Swarm(RuleBasedStateMachine):
     @rule(peer=st.sampled_from(PEERS))
     def leave(self, peer: bytes) -> None:
         self.downloads.forget_peer(peer)
+        if self.sends(peer):
+            self.late.add(peer)
         self.requests = {each for each in self.requests if each[1] != peer}
         self.coming = {name: source for name, source in self.coming.items() if source != peer}
         self.lagging = {name: source for name, source in self.lagging.items() if source != peer}
+
+    @invariant()
+    def who_is_late_is_known(self) -> None:
+        assert self.downloads._late == self.late
 
     @invariant()
     def limits_hold(self) -> None:

@@ -5,7 +5,7 @@ slow, and tells neighbours what we have. A request may wait long for its turn (`
 send is the source, and the others' requests are withdrawn. A source that stalls, or sends too slowly, is given up; what is too
 slow, and for how long a result is waited for, says `psyche_core.p2p.patience`. A source that lags is not waited for: another
 holder may send the same result beside it. When both were measured in the same time, the one that needs longer for its rest is
-stopped, so nothing is lost where it is our own line that is slow.
+stopped. Where our own line is full, nothing is asked for twice: its rate, and not the number of slow sources, says so.
 
 Announcements may be false, and may never come. So there is an end to waiting (`fetch` returns None), and then `exchange` asks
 whoever may have the result, and dials its author.
@@ -27,7 +27,7 @@ from psyche_core.p2p.downloads import Downloads
 from psyche_core.p2p.fetch_plan import Answer
 from psyche_core.p2p.holders import HolderBook
 from psyche_core.p2p.message_log import PREFIX_BYTES
-from psyche_core.p2p.patience import Course, Pace, Patience
+from psyche_core.p2p.patience import Course, Line, Pace, Patience
 from psyche_p2p_quic.blobs.frames import BlobHead, BlobRequest
 from psyche_p2p_quic.blobs.reading import read_body, read_head, verified
 from psyche_p2p_quic.connections import session
@@ -36,13 +36,16 @@ from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.endpoint.links import LinkLost
 from psyche_p2p_quic.settings import QuicSettings
 
+MOST_IN_VAIN = 3
+"""After so many sources of a result that were slower than the slow one, others are tried after pauses only."""
+
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
     """A result that a caller waits for.
 
     since: when it was wanted, or when its last source ended. sending: the sources that send now, two at most. compared_from: when
-    another source is tried again beside a slow one; pause: seconds until then.
+    another source is tried again beside a slow one; pause: seconds until then. in_vain: how many were slower still.
     """
 
     blob_hash: bytes
@@ -52,6 +55,7 @@ class _Wanted:
     sending: dict[bytes, Course] = field(default_factory=dict)
     compared_from: float = -math.inf
     pause: float = 0.0
+    in_vain: int = 0
     waiters: int = 0
     blob: bytes | None = None
     changed: anyio.Event = field(default_factory=anyio.Event)
@@ -71,6 +75,7 @@ class Results:
         self._received = 0
         self._received_at = -math.inf
         self._pace = Pace(settings.hedge_bytes / settings.hedge_seconds)
+        self._line = Line(over=settings.hedge_rest_seconds)
         self._seed: int | None = None
 
     @property
@@ -83,6 +88,7 @@ class Results:
         if seed != self._seed:
             self._seed = seed
             self._downloads.forgive()
+            self._pace.begin_epoch()
 
     def announce(self, blob_hashes: Iterable[bytes]) -> None:
         """Tell all that are connected that we have these results."""
@@ -102,7 +108,7 @@ class Results:
 
         self._holders.note(peer, prefixes)
         for prefix in prefixes:
-            if prefix in self._wanted:
+            if prefix in self._wanted and self._downloads.may_have(prefix, peer):
                 self._wanted[prefix].answered.discard(peer)
         self._pump(among=prefixes)
 
@@ -126,6 +132,7 @@ class Results:
         wanted.waiters += 1
         self._downloads.expect_size(max_bytes)
         self._downloads.want(name)
+        self._line.look(self._received, now())
         seen = self._received
         try:
             self._pump()
@@ -163,33 +170,56 @@ class Results:
         left = any(peer in self._mesh.sessions and peer not in wanted.answered for peer in self._holders.of(name))
         if asked or left:
             return waited > self._settings.holder_seconds
-        return bool(wanted.answered) or waited > self._settings.announcement_seconds
+
+        # Who says that it has it not after all counts as if it had announced nothing: others may announce it still.
+        longest = self._settings.announcement_seconds
+        return waited > (min(longest, self._settings.holder_seconds) if wanted.answered else longest)
 
     def _look(self, name: bytes, wanted: _Wanted, now: float, timeout: float) -> None:
         """Let another source send beside one that lags, and stop the slower of two. timeout: of the fetch, seconds."""
         every, courses = self._settings.hedge_rest_seconds, wanted.sending
+        self._line.look(self._received, now)
         for course in courses.values():
             course.look(now, every=every)
         if not courses or not all(course.looks for course in courses.values()):
             return
 
+        room = self._line.room and wanted.in_vain < MOST_IN_VAIN
         peer = max(courses, key=lambda peer: courses[peer].rest)
+        lags = self._pace.lags(courses[peer], now=now, timeout=timeout, least=every)
         if len(courses) > 1:
-            if next(reversed(courses)) == peer:  # the one that was tried
+            tried = next(reversed(courses)) == peer
+            wanted.in_vain += tried
+            if not tried or (lags and room):
+                self._downloads.give_up(peer)
+            elif not room:
                 wanted.pause = min(2 * max(wanted.pause, every), 4 * every)
                 wanted.compared_from = now + wanted.pause
-            else:
-                self._downloads.give_up(peer)
-            del courses[peer]
-            self._cancel([(name, peer)])
-            self._downloads.drop(name, peer)
-            self._pump()
-        elif (
-            now >= wanted.compared_from
-            and courses[peer].rest > max(every, self._pace.longest(courses[peer].size or 0, timeout))
-            and self._downloads.lags(name)
-        ):
-            self._pump()
+            self._stop(name, peer, room=room)
+        elif lags and now >= wanted.compared_from and self._downloads.lags(name, room=self._line.room):
+            self._bound()
+        else:
+            return
+
+        self._line.tried()
+        self._pump()
+
+    def _bound(self) -> None:
+        """Stop the slowest of the sources that lag if these are too many."""
+
+        def rest(request: tuple[bytes, bytes]) -> float:
+            course = self._wanted[request[0]].sending.get(request[1])
+            return math.inf if course is None else course.rest
+
+        lagging = self._downloads.surplus()
+        if lagging:
+            self._stop(*max(lagging, key=rest), room=True)
+            self._line.stopped()
+
+    def _stop(self, name: bytes, peer: bytes, *, room: bool) -> None:
+        self._wanted[name].sending.pop(peer, None)
+        self._cancel([(name, peer)])
+        self._downloads.drop(name, peer, room=room)
 
     def _pump(self, among: Sequence[bytes] | None = None) -> None:
         """Send all requests that may be sent now. among: only those for these results."""
@@ -197,8 +227,8 @@ class Results:
         if not self._wanted or not self.active:
             return
 
-        doubted, slow = mesh.reputation.doubted, mesh.relayed
-        while (chosen := self._downloads.begin(mesh.sessions, doubted=doubted, slow=slow, among=among)) is not None:
+        doubted, slow, room = mesh.reputation.doubted, mesh.relayed, self._line.room
+        while (chosen := self._downloads.begin(mesh.sessions, doubted=doubted, slow=slow, among=among, room=room)) is not None:
             self._requests[chosen] = asyncio.create_task(self._request(*chosen))
 
     def _cancel(self, requests: Iterable[tuple[bytes, bytes]]) -> None:
@@ -284,7 +314,7 @@ class Results:
             blame(self._mesh, source)
             return Answer.FALSE
 
-        self._pace.completed(len(blob), took)
+        self._pace.completed(peer, len(blob), took)
         return blob
 
 
