@@ -62,7 +62,7 @@ from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.update import SecondStage
 from psyche_optim_distro.value_format import ValueFormat
 
-VOTE_CACHE_SHARE = 16
+VOTE_CACHE_SHARE = 4
 """Decoded votes of checked payloads are kept in up to 1 / VOTE_CACHE_SHARE of the masters' memory."""
 
 

@@ -1,4 +1,11 @@
-"""Kernel that decodes a payload's bits to votes. It does not report what is wrong with an invalid payload; `codec` does."""
+"""Kernels that read votes from a payload's bits: all of a class when it is checked, and chunk by chunk when votes are counted.
+
+Golomb-Rice codes have no fixed length, so a reader needs to know where to begin. `index_votes` checks a class and notes that place
+for every few chunks; the other kernels trust what it has checked. Places are in bits from the begin of an array of little-endian
+words, so that a payload needs no copies of its fields. `codec` describes the fields, and says what is wrong with an invalid one.
+
+An array of words ends with at least two words of zeros, since a field is read in windows of 64 bits.
+"""
 
 from __future__ import annotations
 
@@ -7,65 +14,169 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.backends.numba.jit import jit
+from psyche_optim_distro.backends.numba.jit import jit, trailing_zeros
 
-_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
-"""De Bruijn sequence: its product with each power of two has different upper six bits, which index `_BIT_OF`."""
+Words = NDArray[np.uint64]
 
-_BIT_OF = np.zeros(64, dtype=np.int64)
-_BIT_OF[[(int(_DE_BRUIJN) << bit & 0xFFFFFFFFFFFFFFFF) >> 58 for bit in range(64)]] = np.arange(64)
-_ONE, _TO_TABLE, _WORD = np.uint64(1), np.uint64(58), np.uint64(64)
+CODE, LOW, SIGN, RICE, WINDOW, COUNTS = range(6)
+"""Columns of a reader's state: the bit where the next code begins, that of its low bits and that of its sign; the Rice parameter;
+how many low bits fields are in a window; and the row of its counts."""
+
+STATE_COLUMNS = 8
+"""Of which two are unused: the state of one payload is one line of a cache."""
+
+ALL_CHUNKS = 2**64 - 1
+"""In the column COUNTS: every chunk has the largest number of votes, so there are no counts."""
+
+_ONE, _SIX, _LAST, _WORD = np.uint64(1), np.uint64(6), np.uint64(63), np.uint64(64)
+_ALL_CHUNKS = np.uint64(ALL_CHUNKS)
+_ONE_SENDER = np.int32((1 << 10) + 1)
 
 
 @jit
-def decode_votes(
-    low: NDArray[np.uint64],
-    rice: int,
-    unary: NDArray[np.uint64],
-    unary_bytes: int,
-    signs: NDArray[np.uint64],
-    counts: NDArray[np.uint16],
-    size: int,
-    out: NDArray[Any],
-) -> bool:
-    """Decode Golomb-Rice coded positions and signs of the chunks of one class.
+def window(words: Words, at: np.uint64) -> np.uint64:
+    """Return the 64 bits from bit `at` on."""
+    word, shift = at >> _SIX, at & _LAST
+    return (words[word] >> shift) | ((words[word + _ONE] << _ONE) << (_LAST - shift))
 
-    low, unary, signs: the payload's fields (`codec`) as words, followed by zeros: at least one word more than needed. rice: Rice
-    parameter. unary_bytes: length of `unary` in bytes. counts: coefficients of each chunk. size: elements of a chunk. out: [sum
-    of counts], 2 * (position in the chunk) + (1 for -1, else 0). Returns False, with undefined `out`, for bytes that no encoder
-    writes.
+
+@jit
+def index_votes(
+    words: Words,
+    low: int,
+    rice: int,
+    unary: int,
+    unary_bytes: int,
+    counts: NDArray[np.int64],
+    size: int,
+    marked: NDArray[np.int64],
+    marks: NDArray[np.int64],
+) -> bool:
+    """Check the codes of a class, and note where those of some chunks begin.
+
+    low, unary: first bits of these fields. rice: Rice parameter. unary_bytes: length of the field. counts: coefficients of each
+    chunk. size: elements of a chunk. marked: int64 [n], ascending, chunks to note. marks: int64 [n, 2], is set to the bit where
+    the chunk's first code begins, and the number of the class's coefficients before it. Returns False, with undefined `marks`, for
+    bytes that no encoder writes.
     """
-    number, word_number, last = 0, 0, -1
-    word = unary[0]
-    wide = np.uint64(rice)
+    stop = np.uint64(unary) + np.uint64(8 * unary_bytes)
+    wide, largest = np.uint64(rice), np.uint64(size)
     mask = (_ONE << wide) - _ONE
+    place, begin = np.uint64(low), np.uint64(unary)
+    number = begin >> _SIX
+    word = words[number] >> (begin & _LAST) << (begin & _LAST)
+    base = number << _SIX
+    coefficients, noted = 0, 0
     for chunk in range(counts.size):
-        position = -1
+        if noted < marked.size and marked[noted] == chunk:
+            marks[noted, 0], marks[noted, 1] = np.int64(begin), coefficients
+            noted += 1
+        position = np.uint64(0)
         for _ in range(counts[chunk]):
             while word == 0:
-                word_number += 1
-                if word_number * 8 >= unary_bytes:
+                number += _ONE
+                base += _WORD
+                if base >= stop:
                     return False
 
-                word = unary[word_number]
-            bit = word & (~word + _ONE)
-            word ^= bit
-            end = word_number * 64 + _BIT_OF[np.int64((bit * _DE_BRUIJN) >> _TO_TABLE)]
-
-            begin = number * rice
-            shift = np.uint64(begin & 63)
-            bits = low[begin >> 6] >> shift
-            if shift:
-                bits |= low[(begin >> 6) + 1] << (_WORD - shift)
-            position += 1 + ((end - last - 1) << rice) + np.int64(bits & mask)
-            last = end
-            if position >= size:
+                word = words[number]
+            end = base + trailing_zeros(word)
+            word &= word - _ONE
+            position += ((end - begin) << wide) + (window(words, place) & mask)
+            if end >= stop or position >= largest:
                 return False
 
-            negative = np.int64((signs[number >> 6] >> np.uint64(number & 63)) & _ONE)
-            out[number] = 2 * position + negative
-            number += 1
-    if word != 0:
+            begin = end + _ONE
+            place += wide
+            position += _ONE
+        coefficients += counts[chunk]
+    if coefficients == 0:
+        return unary_bytes == 0
+
+    if (stop - begin) >= np.uint64(8):  # a byte without a code
         return False
 
-    return last >> 3 == unary_bytes - 1 if number else unary_bytes == 0
+    rest = stop - base  # at most 64, as fields begin with a byte
+    return (word << (_WORD - rest)) == 0 if rest < _WORD else word == 0
+
+
+@jit
+def read_votes(words: Words, low: int, rice: int, unary: int, sign: int, counts: NDArray[np.uint16], out: NDArray[Any]) -> None:
+    """Read the votes of a class that `index_votes` has checked.
+
+    low, unary, sign: first bits of these fields. out: [sum of counts], 2 * (position in the chunk) + (1 for -1, else 0).
+    """
+    wide = np.uint64(rice)
+    mask = (_ONE << wide) - _ONE
+    place, begin, flag = np.uint64(low), np.uint64(unary), np.uint64(sign)
+    number = begin >> _SIX
+    word = words[number] >> (begin & _LAST) << (begin & _LAST)
+    vote = 0
+    for chunk in range(counts.size):
+        position = np.uint64(0)
+        for _ in range(counts[chunk]):
+            while word == 0:
+                number += _ONE
+                word = words[number]
+            end = (number << _SIX) + trailing_zeros(word)
+            word &= word - _ONE
+            position += ((end - begin) << wide) + (window(words, place) & mask)
+            out[vote] = (position << _ONE) | (window(words, flag) & _ONE)
+            begin = end + _ONE
+            place += wide
+            flag += _ONE
+            position += _ONE
+            vote += 1
+
+
+@jit
+def count_bits(
+    words: Words,
+    state: NDArray[np.uint64],
+    counts: NDArray[np.uint16],
+    chunk: int,
+    topk: int,
+    sums: NDArray[np.int32],
+    places: NDArray[np.int32],
+) -> int:
+    """Read one chunk's votes of all payloads, and count them: see `count_votes` in `update_kernels`.
+
+    words: of all payloads. state: [payloads, STATE_COLUMNS], where to read, is moved to the next chunk. counts: [payloads without
+    ALL_CHUNKS, chunks]. chunk: of `counts`. topk: the largest number of votes. Most of an update's time is spent here if there are
+    many payloads; low bits and signs are therefore read once for as many votes as a word holds.
+    """
+    voted = 0
+    for payload in range(state.shape[0]):
+        own = state[payload]
+        left = topk if own[COUNTS] == _ALL_CHUNKS else np.int64(counts[own[COUNTS], chunk])
+        wide, in_window = own[RICE], np.int64(own[WINDOW])
+        mask = (_ONE << wide) - _ONE
+        begin = own[CODE]
+        number = begin >> _SIX
+        word = words[number] >> (begin & _LAST) << (begin & _LAST)
+        base = number << _SIX
+        position = np.uint64(0)
+        while left > 0:
+            taken = min(left, in_window)
+            low, signs = window(words, own[LOW]), window(words, own[SIGN])
+            for _ in range(taken):
+                while word == 0:
+                    number += _ONE
+                    base += _WORD
+                    word = words[number]
+                end = base + trailing_zeros(word)
+                word &= word - _ONE
+                position += ((end - begin) << wide) + (low & mask)
+                begin = end + _ONE
+                before = sums[position]
+                places[voted] = position  # written without a branch, which the processor could not predict
+                voted += before == 0
+                sums[position] = before + (_ONE_SENDER - np.int32((signs & _ONE) << _ONE))
+                low >>= wide
+                signs >>= _ONE
+                position += _ONE
+            own[LOW] += np.uint64(taken) * wide
+            own[SIGN] += np.uint64(taken)
+            left -= taken
+        own[CODE] = begin
+    return voted
