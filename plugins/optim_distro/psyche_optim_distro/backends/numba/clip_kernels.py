@@ -10,11 +10,13 @@ from psyche_optim_distro.backends.numba.matrix_kernels import CHUNK_BATCH, LANES
 from psyche_optim_distro.backends.numba.update_kernels import (
     BasisArrays,
     VoteArrays,
-    count_votes,
+    chunks_at_once,
     first_stage,
+    gather_votes,
     inverse,
     rescale,
     turned_rows,
+    votes_of_a_chunk,
 )
 
 _ONE_BIT, _SIXTEEN, _HALF = np.int32(1), np.int32(16), np.int32(0x7FFF)
@@ -53,10 +55,16 @@ def update_group_clipped(
     updates = np.empty((height, CHUNK_BATCH * width), dtype=np.float32)
     update_bits = updates.view(np.int32)
     limits = np.empty(CHUNK_BATCH, dtype=np.float32)
+    together = chunks_at_once(votes, topk)
+    gathered = np.empty((together, votes_of_a_chunk(votes, topk) + LANES), dtype=votes[4].dtype)
+    filled = np.zeros(together, dtype=np.int64)
     waiting, corner = 0, 0
     for chunk in range(first, last):
-        voted = count_votes(votes, position + chunk, topk, sums, places)
-        first_stage(stage, panels, tall, voted, places, sums, means, height, width, across, turned, odd, found)
+        own = (chunk - first) % together
+        if own == 0:
+            gather_votes(votes, position + chunk, topk, gathered, filled[: min(together, last - chunk)])
+        chosen = gathered[own, : filled[own]]
+        first_stage(chosen, stage, panels, tall, places, sums, means, height, width, across, turned, odd, found)
         if height > 1 and width > 1:
             rescale(stage, stage_bits, panels, tall, height, bits)
         column = chunk % blocks

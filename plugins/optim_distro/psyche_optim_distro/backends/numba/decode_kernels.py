@@ -18,19 +18,18 @@ from psyche_optim_distro.backends.numba.jit import jit, trailing_zeros
 
 Words = NDArray[np.uint64]
 
-CODE, LOW, SIGN, RICE, WINDOW, COUNTS = range(6)
+CODE, LOW, SIGN, RICE, WINDOW, COUNTS, SHORT = range(7)
 """Columns of a reader's state: the bit where the next code begins, that of its low bits and that of its sign; the Rice parameter;
-how many low bits fields are in a window; and the row of its counts."""
+of how many votes a window holds the low bits; the row of its counts; and up to how many votes of a chunk a window holds all codes."""
 
 STATE_COLUMNS = 8
-"""Of which two are unused: the state of one payload is one line of a cache."""
+"""Of which one is unused: the state of one payload is one line of a cache."""
 
 ALL_CHUNKS = 2**64 - 1
 """In the column COUNTS: every chunk has the largest number of votes, so there are no counts."""
 
 _ONE, _SIX, _LAST, _WORD = np.uint64(1), np.uint64(6), np.uint64(63), np.uint64(64)
 _ALL_CHUNKS = np.uint64(ALL_CHUNKS)
-_ONE_SENDER = np.int32((1 << 10) + 1)
 
 
 @jit
@@ -130,53 +129,72 @@ def read_votes(words: Words, low: int, rice: int, unary: int, sign: int, counts:
 
 
 @jit
-def count_bits(
+def read_bits(
     words: Words,
     state: NDArray[np.uint64],
     counts: NDArray[np.uint16],
     chunk: int,
     topk: int,
-    sums: NDArray[np.int32],
-    places: NDArray[np.int32],
-) -> int:
-    """Read one chunk's votes of all payloads, and count them: see `count_votes` in `update_kernels`.
+    out: NDArray[Any],
+    filled: NDArray[np.int64],
+) -> None:
+    """Read the votes of some chunks from all payloads.
 
-    words: of all payloads. state: [payloads, STATE_COLUMNS], where to read, is moved to the next chunk. counts: [payloads without
-    ALL_CHUNKS, chunks]. chunk: of `counts`. topk: the largest number of votes. Most of an update's time is spent here if there are
-    many payloads; low bits and signs are therefore read once for as many votes as a word holds.
+    words: of all payloads. state: [payloads, STATE_COLUMNS], where to read; is moved on. counts: [payloads without ALL_CHUNKS,
+    chunks]. chunk: the first one, of `counts`. topk: the largest number of votes of a payload in a chunk. out: [chunks, votes],
+    each row gets the votes of a chunk as `read_votes` writes them. filled: int64 [chunks], how many there are in each row; is added
+    to.
+
+    With many payloads much of an update's time is spent here. So some chunks of a payload are read at once, from adjacent bytes,
+    and fields are read once for as many votes as a word holds: usually a whole chunk's.
     """
-    voted = 0
     for payload in range(state.shape[0]):
         own = state[payload]
-        left = topk if own[COUNTS] == _ALL_CHUNKS else np.int64(counts[own[COUNTS], chunk])
-        wide, in_window = own[RICE], np.int64(own[WINDOW])
+        row, wide, in_window, short = own[COUNTS], own[RICE], np.int64(own[WINDOW]), np.int64(own[SHORT])
         mask = (_ONE << wide) - _ONE
-        begin = own[CODE]
-        number = begin >> _SIX
-        word = words[number] >> (begin & _LAST) << (begin & _LAST)
-        base = number << _SIX
-        position = np.uint64(0)
-        while left > 0:
-            taken = min(left, in_window)
-            low, signs = window(words, own[LOW]), window(words, own[SIGN])
-            for _ in range(taken):
-                while word == 0:
-                    number += _ONE
-                    base += _WORD
-                    word = words[number]
-                end = base + trailing_zeros(word)
-                word &= word - _ONE
-                position += ((end - begin) << wide) + (low & mask)
-                begin = end + _ONE
-                before = sums[position]
-                places[voted] = position  # written without a branch, which the processor could not predict
-                voted += before == 0
-                sums[position] = before + (_ONE_SENDER - np.int32((signs & _ONE) << _ONE))
-                low >>= wide
-                signs >>= _ONE
-                position += _ONE
-            own[LOW] += np.uint64(taken) * wide
-            own[SIGN] += np.uint64(taken)
-            left -= taken
-        own[CODE] = begin
-    return voted
+        begin, place, flag = own[CODE], own[LOW], own[SIGN]
+        for one in range(filled.size):
+            left = topk if row == _ALL_CHUNKS else np.int64(counts[row, chunk + one])
+            to = np.uint64(filled[one])
+            filled[one] += left
+            position = np.uint64(0)
+            if left <= short:
+                codes, low, signs = window(words, begin), window(words, place), window(words, flag)
+                place += np.uint64(left) * wide
+                flag += np.uint64(left)
+                after = np.uint64(0)
+                for _ in range(left):
+                    end = trailing_zeros(codes)
+                    codes &= codes - _ONE
+                    position += ((end - after) << wide) + (low & mask)
+                    after = end + _ONE
+                    out[one, to] = (position << _ONE) | (signs & _ONE)
+                    to += _ONE
+                    low >>= wide
+                    signs >>= _ONE
+                    position += _ONE
+                begin += after
+                continue
+
+            number = begin >> _SIX
+            word = words[number] >> (begin & _LAST) << (begin & _LAST)
+            while left > 0:
+                taken = min(left, in_window)
+                left -= taken
+                low, signs = window(words, place), window(words, flag)
+                place += np.uint64(taken) * wide
+                flag += np.uint64(taken)
+                for _ in range(taken):
+                    while word == 0:
+                        number += _ONE
+                        word = words[number]
+                    end = (number << _SIX) + trailing_zeros(word)
+                    word &= word - _ONE
+                    position += ((end - begin) << wide) + (low & mask)
+                    begin = end + _ONE
+                    out[one, to] = (position << _ONE) | (signs & _ONE)
+                    to += _ONE
+                    low >>= wide
+                    signs >>= _ONE
+                    position += _ONE
+        own[CODE], own[LOW], own[SIGN] = begin, place, flag

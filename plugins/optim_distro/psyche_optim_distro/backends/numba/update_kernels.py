@@ -10,21 +10,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.backends.numba.decode_kernels import Words, count_bits
+from psyche_optim_distro.backends.numba.decode_kernels import Words, read_bits
 from psyche_optim_distro.backends.numba.jit import jit, jit_fma
 from psyche_optim_distro.backends.numba.matrix_kernels import CHUNK_BATCH, LANES, MAGNITUDE, Floats, Integers, matmul
 
 VoteArrays = tuple[bool, Words, NDArray[np.uint64], NDArray[np.uint16], NDArray[Any], Integers]
-"""See `count_votes`."""
+"""See `gather_votes`."""
 
 BasisArrays = tuple[Floats, Integers, Floats]
 """`rows`, `levels` and `matrices` of an `InverseBasis`."""
 
+VOTES_AT_ONCE = 2**16
+"""Votes that are read before they are counted: 128 kB, which a core's second-level cache holds beside the rest."""
+
 DENSE_SHARE = 6
 """A chunk is transformed as a whole if one of this many positions has votes. Measured with 64 by 64."""
 
-_LANES = np.uint32(LANES)
-_ONE_SENDER = np.int32(1 << 10)
+_ZERO, _ONE, _LANES = np.uint64(0), np.uint64(1), np.uint64(LANES)
+_PLUS = np.int32((1 << 10) + 1)
 _ONE_BIT, _SIXTEEN, _HALF = np.int32(1), np.int32(16), np.int32(0x7FFF)
 _UPPER, _FLOAT_ONE = np.int32(-0x10000), np.int32(127 << 23)
 _ROUND = np.float32(3 << 22)
@@ -51,7 +54,7 @@ def update_group(
 ) -> None:
     """Masters <- masters decay - step sign(inverse of the mean votes) in the chunks first to last - 1 of a group.
 
-    votes: see `count_votes`. position: of the group's first chunk in the order of classes. topk: the most votes that a payload has
+    votes: see `gather_votes`. position: of the group's first chunk in the order of classes. topk: the most votes that a payload has
     in a chunk. means: by count and sum, see `mean_of_votes`. height, columns, width: of the group. bits: of the operands of the
     second stage. down, across: bases of the height and of the width, see `first_stage`. masters: the group's part. decays, steps:
     the two factors of each row of blocks.
@@ -66,10 +69,16 @@ def update_group(
     found = np.zeros((2 * max(height, width) + 8, LANES), dtype=np.float32)
     odd = np.empty((max(height, width) + 4, LANES), dtype=np.float32)
     directions = np.empty((height, CHUNK_BATCH * width), dtype=np.int8)
+    together = chunks_at_once(votes, topk)
+    gathered = np.empty((together, votes_of_a_chunk(votes, topk) + LANES), dtype=votes[4].dtype)
+    filled = np.zeros(together, dtype=np.int64)
     waiting, corner = 0, 0
     for chunk in range(first, last):
-        voted = count_votes(votes, position + chunk, topk, sums, places)
-        first_stage(stage, panels, tall, voted, places, sums, means, height, width, across, turned, odd, found)
+        own = (chunk - first) % together
+        if own == 0:
+            gather_votes(votes, position + chunk, topk, gathered, filled[: min(together, last - chunk)])
+        chosen = gathered[own, : filled[own]]
+        first_stage(chosen, stage, panels, tall, places, sums, means, height, width, across, turned, odd, found)
         if height > 1 and width > 1:
             rescale(stage, stage_bits, panels, tall, height, bits)
         column = chunk % blocks
@@ -91,30 +100,66 @@ def update_group(
 
 
 @jit
-def count_votes(votes: VoteArrays, chunk: int, topk: int, sums: NDArray[np.int32], places: NDArray[np.int32]) -> int:
-    """Count one chunk's votes: adds 2**10 + vote per vote to zeros in `sums`. Returns the number of different positions.
+def chunks_at_once(votes: VoteArrays, topk: int) -> int:
+    """Return how many chunks' votes `gather_votes` should read together, so that they stay in a core's second-level cache."""
+    most = votes_of_a_chunk(votes, topk)
+    return max(1, min(CHUNK_BATCH, VOTES_AT_ONCE // max(1, most)))
 
-    votes: whether payloads are given as bits; all payloads' words and their readers' states, see `count_bits`; counts: of chunks
-    in the order of classes; of payloads that are not given as bits, all votes and the place of each one's next vote. chunk: in the
-    order of classes. places: the positions are written there.
+
+@jit
+def votes_of_a_chunk(votes: VoteArrays, topk: int) -> int:
+    """Return the largest number of votes of all payloads in a chunk."""
+    as_bits, _, state, _, _, cursors = votes
+    return (state.shape[0] if as_bits else cursors.size) * topk
+
+
+@jit
+def gather_votes(votes: VoteArrays, chunk: int, topk: int, out: NDArray[Any], filled: Integers) -> None:
+    """Write the votes of some adjacent chunks, of all payloads, to `out`, see `read_bits`.
+
+    votes: whether payloads are given as bits; all payloads' words and their readers' states, see `read_bits`; counts: of chunks
+    in the order of classes; of payloads that are not given as bits, all votes and the place of each one's next vote. chunk: the
+    first one, in the order of classes.
     """
     as_bits, words, state, counts, every, cursors = votes
+    filled[:] = 0
     if as_bits:
-        return count_bits(words, state, counts, chunk, topk, sums, places)
+        read_bits(words, state, counts, chunk, topk, out, filled)
+        return
 
-    voted = 0
     for payload in range(cursors.size):
-        begin = cursors[payload]
-        end = begin + counts[payload, chunk]
-        cursors[payload] = end
-        for number in range(begin, end):
-            vote = np.int64(every[number])
-            place = vote >> 1
-            before = sums[place]
-            places[voted] = place  # written without a branch, which the processor could not predict
-            voted += before == 0
-            sums[place] = before + _ONE_SENDER + np.int32(1 - 2 * (vote & 1))
+        for one in range(filled.size):
+            begin, to = cursors[payload], filled[one]
+            number = np.int64(counts[payload, chunk + one])
+            for vote in range(number):
+                out[one, to + vote] = every[begin + vote]
+            cursors[payload] += number
+            filled[one] += number
+
+
+@jit
+def count_votes(votes: NDArray[Any], sums: NDArray[np.int32], places: NDArray[np.int32]) -> int:
+    """Count one chunk's votes: adds 2**10 + vote per vote to zeros in `sums`. Returns the number of different positions.
+
+    places: the positions are written there.
+    """
+    voted = 0
+    for number in range(votes.size):
+        vote = np.uint64(votes[number])
+        place = vote >> _ONE
+        before = sums[place]
+        places[voted] = place  # written without a branch, which the processor could not predict
+        voted += before == 0
+        sums[place] = before + (_PLUS - np.int32((vote & _ONE) << _ONE))
     return voted
+
+
+@jit
+def count_many(votes: NDArray[Any], sums: NDArray[np.int32]) -> None:
+    """Like `count_votes`, without a list of the positions."""
+    for number in range(votes.size):
+        vote = np.uint64(votes[number])
+        sums[vote >> _ONE] += _PLUS - np.int32((vote & _ONE) << _ONE)
 
 
 @jit
@@ -125,10 +170,10 @@ def turned_rows(height: int, width: int) -> int:
 
 @jit
 def first_stage(
+    votes: NDArray[Any],
     stage: Floats,
     panels: int,
     tall: int,
-    voted: int,
     places: NDArray[np.int32],
     sums: NDArray[np.int32],
     means: Floats,
@@ -139,46 +184,40 @@ def first_stage(
     odd: Floats,
     found: Floats,
 ) -> None:
-    """First stage: the means of a chunk's votes, transformed along its rows. Clears `sums`.
+    """Count a chunk's votes, and transform their means along its rows. sums: zeros, before and after.
 
-    across: of the width: `InverseBasis.rows`, `levels` and `matrices`. turned, odd, found: scratch memory, see `turned_rows`.
-    Few positions are added one by one. From about a sixth of all positions on, which 64 senders of 8 coefficients of 4096 reach, it
-    takes less time to transform the whole chunk by the factored matrix. The sums are the same integers.
+    across: of the width: `InverseBasis.rows`, `levels` and `matrices`. places, turned, odd, found: scratch memory, see
+    `turned_rows`. Few positions are added one by one. With a vote for each sixth position, which 85 senders of 8 coefficients of
+    4096 reach, it takes less time to transform the whole chunk by the factored matrix. The sums are the same integers.
     """
     rows, levels, matrices = across
     stacks = (height + LANES - 1) // LANES
-    if width == 1 or voted * DENSE_SHARE < stacks * LANES * width:
+    if width == 1 or votes.size * DENSE_SHARE < stacks * LANES * width:
+        voted = count_votes(votes, sums, places)
         clear(stage, panels, tall, height)
         add_rows(stage, panels, tall, voted, places, sums, means, width, rows)
         return
 
+    count_many(votes, sums)
     stacked = 2 * width + 8
-    clear(turned, stacks, stacked, width)
-    turn_means(turned, stacked, voted, places, sums, means, width)
+    turn_means(turned, stacked, sums, means, height, width)
     for stack in range(stacks):
         inverse(levels, matrices, turned, stack * stacked, odd, found)
         turn_back(found, stage, tall, stack * LANES, min(height, stack * LANES + LANES), width)
 
 
 @jit
-def turn_means(
-    turned: Floats,
-    stacked: int,
-    voted: int,
-    places: NDArray[np.int32],
-    sums: NDArray[np.int32],
-    means: Floats,
-    width: int,
-) -> None:
-    """Write the mean of each voted position to zeros in `turned`, whose rows are a chunk's columns. Clears `sums`."""
-    for number in range(voted):
-        place = places[number]
-        mean = means[sums[place]]
-        sums[place] = 0
-        row = np.uint32(place) // np.uint32(width)
-        column = np.uint32(place) - row * np.uint32(width)
-        at = np.uint64(row // _LANES) * np.uint64(stacked) + np.uint64(column)
-        turned[at, np.uint64(row % _LANES)] = mean
+def turn_means(turned: Floats, stacked: int, sums: NDArray[np.int32], means: Floats, height: int, width: int) -> None:
+    """Write the mean of every position to `turned`, whose rows are a chunk's columns. Clears `sums`."""
+    place = _ZERO
+    for row in range(np.uint64(height)):
+        at, lane = row // _LANES * np.uint64(stacked), row % _LANES
+        for _ in range(width):
+            turned[at, lane] = means[sums[place]]
+            place += _ONE
+            at += _ONE
+    for number in range(height * width):
+        sums[number] = 0
 
 
 @jit
@@ -187,10 +226,10 @@ def turn_back(found: Floats, stage: Floats, tall: int, first: int, last: int, wi
     for panel in range((width + LANES - 1) // LANES):
         begin = panel * LANES
         wide = min(LANES, width - begin)
-        for row in range(first, last):
-            own = stage[panel * tall + row]
+        for row in range(last - first):
+            at = panel * tall + first + row
             for lane in range(wide):
-                own[lane] = found[begin + lane, row - first]
+                stage[at, lane] = found[begin + lane, row]
 
 
 @jit

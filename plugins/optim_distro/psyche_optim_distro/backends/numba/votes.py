@@ -22,6 +22,7 @@ from psyche_optim_distro.backends.numba.decode_kernels import (
     COUNTS,
     LOW,
     RICE,
+    SHORT,
     SIGN,
     STATE_COLUMNS,
     WINDOW,
@@ -146,7 +147,7 @@ class JoinedPayloads:
     _decoded: Sequence[ChunkVotes]
 
     def states(self, parts: int) -> list[list[NDArray[np.uint64]]]:
-        """Return where to begin reading each part of each group: [groups][parts] arrays as `count_bits` takes them."""
+        """Return where to begin reading each part of each group: [groups][parts] arrays as `read_bits` takes them."""
         table = self._decoded[0].table
         groups = range(len(table.layout.groups))
         wanted = np.array([[table.mark(group, table.span(group, part, parts)[0]) for part in range(parts)] for group in groups])
@@ -154,14 +155,17 @@ class JoinedPayloads:
         return [[self._state(table.class_of[group], marks[:, group, part]) for part in range(parts)] for group in groups]
 
     def _state(self, number: int, marks: IntArray) -> NDArray[np.uint64]:
-        fields, (codes, before) = self._fields[:, number], marks.T
+        fields, (begins, before) = self._fields[:, number], marks.T
         rices = fields[:, _RICE]
-        state = np.zeros((codes.size, STATE_COLUMNS), np.uint64)
-        state[:, CODE] = self._first_bits + codes
+        state = np.zeros((begins.size, STATE_COLUMNS), np.uint64)
+        state[:, CODE] = self._first_bits + begins
         state[:, LOW] = self._first_bits + 8 * fields[:, _LOW] + before * rices
         state[:, SIGN] = self._first_bits + 8 * fields[:, _SIGNS] + before
         state[:, RICE] = rices
         state[:, WINDOW] = 64 // np.maximum(rices, 1)
+        # The codes of n votes have n ones, and at most size >> rice zeros.
+        codes = 64 - (self._decoded[0].table.layout.classes[number].size >> rices)
+        state[:, SHORT] = np.minimum(64 // np.maximum(rices, 1), np.maximum(codes, 0))
         state[:, COUNTS] = self._rows
         return state
 
