@@ -10,13 +10,12 @@ from psyche_optim_distro.backends.numba.matrix_kernels import CHUNK_BATCH, LANES
 from psyche_optim_distro.backends.numba.update_kernels import (
     BasisArrays,
     VoteArrays,
-    chunks_at_once,
     first_stage,
     gather_votes,
     inverse,
     rescale,
+    room_for_votes,
     turned_rows,
-    votes_of_a_chunk,
 )
 
 _ONE_BIT, _SIXTEEN, _HALF = np.int32(1), np.int32(16), np.int32(0x7FFF)
@@ -44,7 +43,7 @@ def update_group_clipped(
     """Masters <- masters decay - step direction in the chunks first to last - 1 of a group. Arguments as of `update_group`."""
     blocks = columns // width
     panels, tall = (width + LANES - 1) // LANES, 2 * height + 8
-    sums = np.zeros(height * width, dtype=np.int32)
+    sums = np.zeros(height * width + 1, dtype=np.int32)
     places = np.empty(height * width + 1, dtype=np.int32)
     stage = np.zeros((panels * tall, LANES), dtype=np.float32)
     stage_bits = stage.view(np.int32)
@@ -55,16 +54,11 @@ def update_group_clipped(
     updates = np.empty((height, CHUNK_BATCH * width), dtype=np.float32)
     update_bits = updates.view(np.int32)
     limits = np.empty(CHUNK_BATCH, dtype=np.float32)
-    together = chunks_at_once(votes, topk)
-    gathered = np.empty((together, votes_of_a_chunk(votes, topk) + LANES), dtype=votes[4].dtype)
-    filled = np.zeros(together, dtype=np.int64)
+    gathered = np.empty(room_for_votes(votes, topk), dtype=votes[7].dtype)
     waiting, corner = 0, 0
     for chunk in range(first, last):
-        own = (chunk - first) % together
-        if own == 0:
-            gather_votes(votes, position + chunk, topk, gathered, filled[: min(together, last - chunk)])
-        chosen = gathered[own, : filled[own]]
-        first_stage(chosen, stage, panels, tall, places, sums, means, height, width, across, turned, odd, found)
+        own = gathered[: gather_votes(votes, position + chunk, topk, 2 * height * width, gathered)]
+        first_stage(own, stage, panels, tall, places, sums, means, height, width, across, turned, odd, found)
         if height > 1 and width > 1:
             rescale(stage, stage_bits, panels, tall, height, bits)
         column = chunk % blocks

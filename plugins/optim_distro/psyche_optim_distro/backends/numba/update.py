@@ -16,12 +16,12 @@ from torch import Tensor
 from psyche_core.interfaces.rate_groups import TensorRate
 from psyche_core.types import MAX_CLIENTS
 from psyche_optim_distro.backends.numba.clip_kernels import update_group_clipped
-from psyche_optim_distro.backends.numba.decode_kernels import STATE_COLUMNS, index_votes, read_votes
+from psyche_optim_distro.backends.numba.decode_kernels import READER_COLUMNS, index_votes, read_votes
 from psyche_optim_distro.backends.numba.fast_dct import inverse_basis
 from psyche_optim_distro.backends.numba.matrix_kernels import Floats
 from psyche_optim_distro.backends.numba.threads import run_in_threads, thread_parts
 from psyche_optim_distro.backends.numba.update_kernels import VoteArrays, update_group
-from psyche_optim_distro.backends.numba.votes import ChunkVotes, VoteTable, as_words, check_votes, join
+from psyche_optim_distro.backends.numba.votes import ChunkVotes, Readers, VoteTable, as_words, check_votes, join
 from psyche_optim_distro.chunks.layout import Group, Layout
 from psyche_optim_distro.chunks.rates import Rates, cut_by_rate, factors
 from psyche_optim_distro.direction.aggregation import mean_of_votes
@@ -101,21 +101,23 @@ class NumbaUpdater(Updater[Votes]):
         """Return what the kernel reads for each group and part."""
         joined = join(decoded)
         none, no_cursors = np.empty(0, self._table.place_type), np.empty(0, np.int64)
-        return [
-            [(True, joined.words, state, joined.counts, none, no_cursors) for state in of_group]
-            for of_group in joined.states(parts)
-        ]
+
+        def given(of: Readers) -> VoteArrays:
+            return True, joined.words, of.blocks, of.payloads, of.together, of.others, joined.counts, none, no_cursors
+
+        return [[given(readers) for readers in of_group] for of_group in joined.readers(parts)]
 
     def _as_places(self, decoded: Sequence[Coefficients], parts: int) -> list[list[VoteArrays]]:
         """Return the same for votes that were decoded elsewhere."""
         every = np.concatenate([votes.places for votes in decoded])
         counts = np.stack([votes.counts for votes in decoded])
         starts = np.cumsum([0, *(votes.places.size for votes in decoded[:-1])])
-        no_words, no_state = as_words(b""), np.empty((0, STATE_COLUMNS), np.uint64)
+        no_words, no_blocks, no_readers = as_words(b""), np.empty(0, np.uint64), np.empty((0, READER_COLUMNS), np.uint64)
 
         def given(group: int, part: int) -> VoteArrays:
             begin = self._table.positions[group] + self._table.span(group, part, parts)[0]
-            return False, no_words, no_state, counts, every, starts + counts[:, :begin].sum(axis=1, dtype=np.int64)
+            cursors = starts + counts[:, :begin].sum(axis=1, dtype=np.int64)
+            return False, no_words, no_blocks, 0, 1, no_readers, counts, every, cursors
 
         return [[given(group, part) for part in range(parts)] for group in range(len(self._layout.groups))]
 
@@ -125,8 +127,8 @@ class NumbaUpdater(Updater[Votes]):
         index_votes(as_words(b""), 0, 0, 0, 0, none, 1, none, none.reshape(0, 2))
         read_votes(as_words(b""), 0, 0, 0, 0, counts, places)
         basis, weights = inverse_basis(1), np.empty(0, np.float32)
-        state = np.empty((0, STATE_COLUMNS), np.uint64)
-        votes = True, as_words(b""), state, counts.reshape(0, 0), places, none
+        blocks, readers = np.empty(0, np.uint64), np.empty((0, READER_COLUMNS), np.uint64)
+        votes = True, as_words(b""), blocks, 0, 1, readers, counts.reshape(0, 0), places, none
         self._update_group(
             0, 0, votes, 0, 1, self._means, 1, 1, 1, basis.bits, basis.arrays, basis.arrays, weights, weights, weights
         )

@@ -10,18 +10,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.backends.numba.decode_kernels import Words, read_bits
+from psyche_optim_distro.backends.numba.decode_kernels import Words, read_bits, read_lanes
 from psyche_optim_distro.backends.numba.jit import jit, jit_fma
 from psyche_optim_distro.backends.numba.matrix_kernels import CHUNK_BATCH, LANES, MAGNITUDE, Floats, Integers, matmul
 
-VoteArrays = tuple[bool, Words, NDArray[np.uint64], NDArray[np.uint16], NDArray[Any], Integers]
+VoteArrays = tuple[
+    bool,
+    Words,
+    NDArray[np.uint64],
+    int,
+    int,
+    NDArray[np.uint64],
+    NDArray[np.uint16],
+    NDArray[Any],
+    Integers,
+]
 """See `gather_votes`."""
 
 BasisArrays = tuple[Floats, Integers, Floats]
 """`rows`, `levels` and `matrices` of an `InverseBasis`."""
-
-VOTES_AT_ONCE = 2**16
-"""Votes that are read before they are counted: 128 kB, which a core's second-level cache holds beside the rest."""
 
 DENSE_SHARE = 6
 """A chunk is transformed as a whole if one of this many positions has votes. Measured with 64 by 64."""
@@ -61,7 +68,7 @@ def update_group(
     """
     blocks = columns // width
     panels, tall = (width + LANES - 1) // LANES, 2 * height + 8
-    sums = np.zeros(height * width, dtype=np.int32)
+    sums = np.zeros(height * width + 1, dtype=np.int32)
     places = np.empty(height * width + 1, dtype=np.int32)
     stage = np.zeros((panels * tall, LANES), dtype=np.float32)
     stage_bits = stage.view(np.int32)
@@ -69,16 +76,11 @@ def update_group(
     found = np.zeros((2 * max(height, width) + 8, LANES), dtype=np.float32)
     odd = np.empty((max(height, width) + 4, LANES), dtype=np.float32)
     directions = np.empty((height, CHUNK_BATCH * width), dtype=np.int8)
-    together = chunks_at_once(votes, topk)
-    gathered = np.empty((together, votes_of_a_chunk(votes, topk) + LANES), dtype=votes[4].dtype)
-    filled = np.zeros(together, dtype=np.int64)
+    gathered = np.empty(room_for_votes(votes, topk), dtype=votes[7].dtype)
     waiting, corner = 0, 0
     for chunk in range(first, last):
-        own = (chunk - first) % together
-        if own == 0:
-            gather_votes(votes, position + chunk, topk, gathered, filled[: min(together, last - chunk)])
-        chosen = gathered[own, : filled[own]]
-        first_stage(chosen, stage, panels, tall, places, sums, means, height, width, across, turned, odd, found)
+        own = gathered[: gather_votes(votes, position + chunk, topk, 2 * height * width, gathered)]
+        first_stage(own, stage, panels, tall, places, sums, means, height, width, across, turned, odd, found)
         if height > 1 and width > 1:
             rescale(stage, stage_bits, panels, tall, height, bits)
         column = chunk % blocks
@@ -100,50 +102,43 @@ def update_group(
 
 
 @jit
-def chunks_at_once(votes: VoteArrays, topk: int) -> int:
-    """Return how many chunks' votes `gather_votes` should read together, so that they stay in a core's second-level cache."""
-    most = votes_of_a_chunk(votes, topk)
-    return max(1, min(CHUNK_BATCH, VOTES_AT_ONCE // max(1, most)))
+def room_for_votes(votes: VoteArrays, topk: int) -> int:
+    """Return how many elements `gather_votes` may write."""
+    as_bits, _, _, payloads, _, readers, _, _, cursors = votes
+    return (payloads + readers.shape[0] if as_bits else cursors.size) * topk + LANES
 
 
 @jit
-def votes_of_a_chunk(votes: VoteArrays, topk: int) -> int:
-    """Return the largest number of votes of all payloads in a chunk."""
-    as_bits, _, state, _, _, cursors = votes
-    return (state.shape[0] if as_bits else cursors.size) * topk
+def gather_votes(votes: VoteArrays, chunk: int, topk: int, nothing: int, out: NDArray[Any]) -> int:
+    """Write one chunk's votes of all payloads to `out`, as `read_votes` writes them. Returns their number.
 
-
-@jit
-def gather_votes(votes: VoteArrays, chunk: int, topk: int, out: NDArray[Any], filled: Integers) -> None:
-    """Write the votes of some adjacent chunks, of all payloads, to `out`, see `read_bits`.
-
-    votes: whether payloads are given as bits; all payloads' words and their readers' states, see `read_bits`; counts: of chunks
-    in the order of classes; of payloads that are not given as bits, all votes and the place of each one's next vote. chunk: the
-    first one, in the order of classes.
+    votes: whether payloads are given as bits; all payloads' words; `read_lanes`'s readers, number of them and `together`;
+    `read_bits`'s readers; counts: of chunks in the order of classes; of payloads that are not given as bits, all votes and the
+    place of each one's next vote. chunk: in the order of classes. nothing: may be written in place of a vote.
     """
-    as_bits, words, state, counts, every, cursors = votes
-    filled[:] = 0
+    as_bits, words, blocks, payloads, together, readers, counts, every, cursors = votes
     if as_bits:
-        read_bits(words, state, counts, chunk, topk, out, filled)
-        return
+        number = read_lanes(words, blocks, payloads, together, counts, chunk, topk, nothing, out)
+        return read_bits(words, readers, counts, chunk, topk, out, number)
 
+    to = 0
     for payload in range(cursors.size):
-        for one in range(filled.size):
-            begin, to = cursors[payload], filled[one]
-            number = np.int64(counts[payload, chunk + one])
-            for vote in range(number):
-                out[one, to + vote] = every[begin + vote]
-            cursors[payload] += number
-            filled[one] += number
+        begin, number = cursors[payload], np.int64(counts[payload, chunk])
+        for vote in range(number):
+            out[to + vote] = every[begin + vote]
+        cursors[payload] += number
+        to += number
+    return to
 
 
 @jit
 def count_votes(votes: NDArray[Any], sums: NDArray[np.int32], places: NDArray[np.int32]) -> int:
     """Count one chunk's votes: adds 2**10 + vote per vote to zeros in `sums`. Returns the number of different positions.
 
-    places: the positions are written there.
+    places: the positions are written there. The last element of `sums` is of no position.
     """
     voted = 0
+    sums[sums.size - 1] = 1  # not zero, so that it is never listed
     for number in range(votes.size):
         vote = np.uint64(votes[number])
         place = vote >> _ONE

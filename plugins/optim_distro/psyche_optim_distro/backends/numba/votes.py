@@ -20,16 +20,17 @@ from psyche_optim_distro.backends.numba.decode_kernels import (
     ALL_CHUNKS,
     CODE,
     COUNTS,
+    LANE_ROWS,
     LOW,
+    READER_COLUMNS,
     RICE,
-    SHORT,
     SIGN,
-    STATE_COLUMNS,
     WINDOW,
     Words,
     index_votes,
     read_votes,
 )
+from psyche_optim_distro.backends.numba.matrix_kernels import LANES
 from psyche_optim_distro.chunks.layout import IntArray, Layout
 from psyche_optim_distro.payload import codec
 from psyche_optim_distro.payload.bit_packing import padding_is_zero
@@ -39,8 +40,11 @@ from psyche_optim_distro.value_format import ValueFormat
 MARK_CHUNKS = 8
 """Threads can begin at each chunk of a group whose number is a multiple of this."""
 
-_SPARE = 16
-"""Bytes of zeros that the kernels need after the last payload."""
+_MIN_TOGETHER = 3
+"""Votes that windows must hold for `read_lanes` to take less time than `read_bits`."""
+
+_ZEROS = bytes(16)
+"""What the kernels need after the last payload."""
 
 _LOW, _UNARY, _SIGNS, _RICE = range(4)
 """Columns of `ChunkVotes.fields`: bytes of the payload where these fields begin, and the Rice parameter."""
@@ -61,7 +65,7 @@ class VoteTable:
         self.positions: list[int] = (starts[self.class_of] + ranks).tolist()
         self.class_ends = starts.tolist()
         largest = max((entry.size for entry in layout.classes), default=1)
-        self.place_type: type[np.unsignedinteger[Any]] = np.uint16 if 2 * largest <= 2**16 else np.uint32
+        self.place_type: type[np.unsignedinteger[Any]] = np.uint16 if 2 * largest < 2**16 else np.uint32
         self._marks = [
             rank + np.arange(0, group.chunk_count, MARK_CHUNKS) for rank, group in zip(ranks, layout.groups, strict=True)
         ]
@@ -133,6 +137,16 @@ class ChunkVotes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Readers:
+    """Where to begin reading the payloads. blocks, payloads, together: for `read_lanes`. others: for `read_bits`."""
+
+    blocks: NDArray[np.uint64]
+    payloads: int
+    together: int
+    others: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class JoinedPayloads:
     """The votes of many payloads in one array, for the kernels.
 
@@ -146,28 +160,36 @@ class JoinedPayloads:
     _fields: IntArray
     _decoded: Sequence[ChunkVotes]
 
-    def states(self, parts: int) -> list[list[NDArray[np.uint64]]]:
-        """Return where to begin reading each part of each group: [groups][parts] arrays as `read_bits` takes them."""
+    def readers(self, parts: int) -> list[list[Readers]]:
+        """Return where to begin reading each part of each group: [groups][parts]."""
         table = self._decoded[0].table
         groups = range(len(table.layout.groups))
         wanted = np.array([[table.mark(group, table.span(group, part, parts)[0]) for part in range(parts)] for group in groups])
-        marks = np.stack([votes.marks[wanted] for votes in self._decoded]).astype(np.int64)  # [payloads, groups, parts, 2]
-        return [[self._state(table.class_of[group], marks[:, group, part]) for part in range(parts)] for group in groups]
+        marks = np.concatenate([votes.marks for votes in self._decoded]).reshape(len(self._decoded), -1, 2)
+        marks = marks[:, wanted].astype(np.int64)  # [payloads, groups, parts, 2]
+        return [[self._readers(table.class_of[group], marks[:, group, part]) for part in range(parts)] for group in groups]
 
-    def _state(self, number: int, marks: IntArray) -> NDArray[np.uint64]:
+    def _readers(self, number: int, marks: IntArray) -> Readers:
+        entry = self._decoded[0].table.layout.classes[number]
         fields, (begins, before) = self._fields[:, number], marks.T
         rices = fields[:, _RICE]
-        state = np.zeros((begins.size, STATE_COLUMNS), np.uint64)
-        state[:, CODE] = self._first_bits + begins
-        state[:, LOW] = self._first_bits + 8 * fields[:, _LOW] + before * rices
-        state[:, SIGN] = self._first_bits + 8 * fields[:, _SIGNS] + before
-        state[:, RICE] = rices
-        state[:, WINDOW] = 64 // np.maximum(rices, 1)
-        # The codes of n votes have n ones, and at most size >> rice zeros.
-        codes = 64 - (self._decoded[0].table.layout.classes[number].size >> rices)
-        state[:, SHORT] = np.minimum(64 // np.maximum(rices, 1), np.maximum(codes, 0))
-        state[:, COUNTS] = self._rows
-        return state
+        every = np.zeros((begins.size, READER_COLUMNS), np.uint64)
+        every[:, CODE] = self._first_bits + begins
+        every[:, LOW] = self._first_bits + 8 * fields[:, _LOW] + before * rices
+        every[:, SIGN] = self._first_bits + 8 * fields[:, _SIGNS] + before
+        every[:, RICE] = rices
+        every[:, COUNTS] = self._rows
+        every[:, WINDOW] = low = 64 // np.maximum(rices, 1)
+        # Codes of n votes have n ones, and as many zeros as their gaps >> rice, which add up to at most size - topk.
+        together = np.minimum(low, 64 - ((entry.size - entry.topk) >> rices))
+        in_lanes = together >= min(_MIN_TOGETHER, entry.topk)
+        some = np.flatnonzero(in_lanes)
+        blocks = np.zeros((-(-some.size // LANES), LANE_ROWS, LANES), np.uint64)
+        for row in (CODE, LOW, SIGN, RICE, COUNTS):
+            of_row = np.zeros(blocks.shape[0] * LANES, np.uint64)
+            of_row[: some.size] = every[some, row]
+            blocks[:, row] = of_row.reshape(-1, LANES)
+        return Readers(blocks.reshape(-1), some.size, int(together[some].min(initial=64)), every[~in_lanes])
 
 
 def check_votes(table: VoteTable, payload: bytes) -> ChunkVotes:
@@ -192,24 +214,22 @@ def check_votes(table: VoteTable, payload: bytes) -> ChunkVotes:
 
 def join(decoded: Sequence[ChunkVotes]) -> JoinedPayloads:
     """Put the payloads into one array, which takes as much memory as they do."""
-    pieces, lengths = [], []
-    for votes in decoded:
-        spare = -len(votes.payload) % 8
-        pieces += [votes.payload, bytes(spare)]
-        lengths.append(len(votes.payload) + spare)
-    words = np.frombuffer(b"".join([*pieces, bytes(_SPARE)]), "<u8")
+    spare = [-len(votes.payload) % 8 for votes in decoded]
+    begins = np.cumsum([0, *(len(votes.payload) + own for votes, own in zip(decoded, spare, strict=True))])
+    pieces = [piece for votes, own in zip(decoded, spare, strict=True) for piece in (votes.payload, _ZEROS[:own])]
+    words = np.frombuffer(b"".join([*pieces, _ZEROS]), "<u8")
     needed = [votes.own_counts for votes in decoded if votes.own_counts is not None]
     chunks = decoded[0].table.class_ends[-1]
     counts = np.stack(needed) if needed else np.empty((0, chunks), np.uint16)
     rows = np.full(len(decoded), ALL_CHUNKS, np.uint64)
     rows[[votes.own_counts is not None for votes in decoded]] = np.arange(len(needed))
-    first_bits = 8 * np.cumsum([0, *lengths[:-1]])
-    return JoinedPayloads(words, counts, first_bits, rows, np.stack([votes.fields for votes in decoded]), decoded)
+    fields = np.concatenate([votes.fields for votes in decoded]).reshape(len(decoded), -1, 4)
+    return JoinedPayloads(words, counts, 8 * begins[:-1], rows, fields, decoded)
 
 
 def as_words(data: bytes) -> Words:
     """Return bytes as little-endian words, followed by the zeros that the kernels need."""
-    return np.frombuffer(data + bytes(-len(data) % 8 + _SPARE), "<u8")
+    return np.frombuffer(data + _ZEROS[: -len(data) % 8] + _ZEROS, "<u8")
 
 
 def _index(words: Words, section: codec.Section, marked: IntArray, marks: IntArray) -> bool:
