@@ -177,6 +177,19 @@ def test_chunks_of_one_column_or_row(shape: tuple[int, int]) -> None:
         assert same_bits(moved(layout, payloads, compiled=True), moved(layout, payloads, compiled=False))
 
 
+@pytest.mark.parametrize("senders", [1, 3])
+def test_a_gap_longer_than_a_window_of_bits(senders: int) -> None:
+    """Full chunks make the sender choose a Rice parameter of 0, so the gap of a chunk with one coefficient is 99 zero bits."""
+    layout = build_layout({"w": (200, 10)}, chunk=10, topk=80)
+    chunks, indices = np.repeat(np.arange(20), [1 if chunk == 3 else 80 for chunk in range(20)]), []
+    for chunk in range(20):
+        indices.append(np.array([99]) if chunk == 3 else np.arange(20, 100))
+    signs = np.where(np.random.default_rng(1).random(chunks.size) < 0.5, -1, 1).astype(np.float32)
+    one = codec.encode(layout, Selection(chunks, np.concatenate(indices), signs), values=ValueFormat.SIGNS)
+    payloads = [one, *(payload(layout, np.random.default_rng(seed), fill=0.5) for seed in range(senders - 1))]
+    assert same_bits(moved(layout, payloads, compiled=True), moved(layout, payloads, compiled=False))
+
+
 def test_threads_and_order_do_not_matter() -> None:
     layout = build_layout({"w": (1024, 768), "wide": (64, 6400), "norm": (768,)}, chunk=64, topk=8)
     payloads = [payload(layout, np.random.default_rng(seed)) for seed in range(5)]

@@ -1,8 +1,9 @@
 """Kernels that read votes from a payload's bits: all of a class when it is checked, and chunk by chunk when votes are counted.
 
-Golomb-Rice codes have no fixed length, so a reader needs to know where to begin. `index_votes` checks a class and notes that place
-for every few chunks; the other kernels trust what it has checked. Places are in bits from the begin of an array of little-endian
-words, so that a payload needs no copies of its fields. `codec` describes the fields, and says what is wrong with an invalid one.
+Golomb-Rice codes have no fixed length, so a reader needs to know where to begin. `index_votes` checks a class and notes where
+that is for every few chunks; the other kernels trust what it has checked. All places are numbers of bits from the front of an
+array of little-endian words, so that a payload needs no copies of its fields. `codec` describes the fields, and says what is wrong
+with an invalid one.
 
 An array of words ends with at least two words of zeros, since a field is read in windows of 64 bits.
 """
@@ -20,8 +21,8 @@ from psyche_optim_distro.backends.numba.matrix_kernels import LANES
 Words = NDArray[np.uint64]
 
 CODE, LOW, SIGN, RICE, COUNTS, WINDOW = range(6)
-"""What a reader has: the bit where the next code begins, that of its low bits and that of its sign; the Rice parameter; the row of its
-counts; and of how many votes a window holds the low bits."""
+"""What a reader has: the bit where the next code begins, that of its low bits and that of its sign; the Rice parameter; the row
+of its counts; and of how many votes a window holds the low bits."""
 
 READER_COLUMNS = 8
 """Of which two are unused: the reader of one payload is one line of a cache."""
@@ -65,8 +66,8 @@ def index_votes(
 
     low, unary: first bits of these fields. rice: Rice parameter. unary_bytes: length of the field. counts: coefficients of each
     chunk. size: elements of a chunk. marked: int64 [n], ascending, chunks to note. marks: int64 [n, 2], is set to the bit where
-    the chunk's first code begins, and the number of the class's coefficients before it. Returns False, with undefined `marks`, for
-    bytes that no encoder writes.
+    the chunk's first code begins, and the number of the class's coefficients before it. Returns False, with undefined `marks`,
+    for bytes that no encoder writes.
     """
     stop = np.uint64(unary) + np.uint64(8 * unary_bytes)
     wide, largest = np.uint64(rice), np.uint64(size)
@@ -152,13 +153,15 @@ def read_lanes(
 ) -> int:
     """Read the votes of one chunk from many payloads, whose readers do the same step at the same time, in vector registers.
 
-    words: of all payloads. blocks: flat, LANES readers to a block of LANE_ROWS rows; those after the last payload are zeros. Their
-    first rows say where to read, and are moved to the next chunk. payloads: number of readers. together: how many votes' codes,
-    low bits and signs each reader's windows are sure to hold. counts: [payloads without ALL_CHUNKS, chunks]. chunk: of `counts`.
-    topk: the most votes of a payload in a chunk. nothing: stands for a vote where a payload has fewer. out: gets the votes as
-    `read_votes` writes them, and up to LANES - 1 elements after them are changed. Returns their number, payloads * topk.
+    words: of all payloads. blocks: flat, LANES readers to a block of LANE_ROWS rows; readers after the last payload are zeros.
+    The first rows say where to read, and are moved to the next chunk. payloads: number of readers. together: of how many votes
+    each reader's windows are sure to hold codes, low bits and signs. counts: [payloads without ALL_CHUNKS, chunks]. chunk: of
+    `counts`. topk: the most votes of a payload in a chunk. nothing: is written in place of a vote that a payload lacks. out: gets
+    the votes as `read_votes` writes them, and up to LANES - 1 elements after them are changed. Returns their number, payloads *
+    topk.
 
-    With many payloads this is most of an update's time beside the transforms; one reader after the other takes 2.5 times as long.
+    The windows are read here and not by `window`, since a call per coefficient costs more than the reading (`matrix_kernels`).
+    Each chunk needs lines of three fields of each payload, in other places each time: the next ones are asked for in advance.
     """
     number, none = np.uint64(blocks.size) // _BLOCK, np.uint64(nothing)
     for reader in range(np.uint64(payloads)):

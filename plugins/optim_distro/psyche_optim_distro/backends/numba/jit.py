@@ -57,7 +57,9 @@ def prefetch(_context: Any, words: Any, index: Any) -> tuple[Any, Callable[..., 
         byte = ir.IntType(8).as_pointer()
         place = builder.bitcast(cgutils.get_item_pointer(context, builder, kind, array, [arguments[1]]), byte)
         number = ir.IntType(32)
-        call = builder.module.declare_intrinsic("llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number]))
+        call = builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        )
         read, keep, data = (ir.Constant(number, value) for value in (0, 3, 1))
         builder.call(call, [place, read, keep, data])
         return context.get_dummy_value()

@@ -49,7 +49,7 @@ class NumbaUpdater(Updater[Votes]):
         self._warm_up()
 
     def decode(self, payload: bytes) -> ChunkVotes:
-        """Check a payload, and find where to read its votes. May run in any thread. Raises PayloadRejected, never anything else."""
+        """Check a payload, and note where its votes begin. May run in any thread. Raises PayloadRejected, never anything else."""
         return check_votes(self._table, payload)
 
     def take(self, coefficients: Coefficients) -> Coefficients:

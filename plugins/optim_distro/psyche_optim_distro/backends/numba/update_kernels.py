@@ -31,7 +31,7 @@ BasisArrays = tuple[Floats, Integers, Floats]
 """`rows`, `levels` and `matrices` of an `InverseBasis`."""
 
 DENSE_SHARE = 6
-"""A chunk is transformed as a whole if one of this many positions has votes. Measured with 64 by 64."""
+"""A chunk is transformed as a whole if it has a vote for one of this many positions. Measured with 64 by 64."""
 
 _ZERO, _ONE, _LANES = np.uint64(0), np.uint64(1), np.uint64(LANES)
 _PLUS = np.int32((1 << 10) + 1)
@@ -61,8 +61,8 @@ def update_group(
 ) -> None:
     """Masters <- masters decay - step sign(inverse of the mean votes) in the chunks first to last - 1 of a group.
 
-    votes: see `gather_votes`. position: of the group's first chunk in the order of classes. topk: the most votes that a payload has
-    in a chunk. means: by count and sum, see `mean_of_votes`. height, columns, width: of the group. bits: of the operands of the
+    votes: see `gather_votes`. position: of the group's first chunk in the order of classes. topk: the most votes of a payload in
+    a chunk. means: by count and sum, see `mean_of_votes`. height, columns, width: of the group. bits: of the operands of the
     second stage. down, across: bases of the height and of the width, see `first_stage`. masters: the group's part. decays, steps:
     the two factors of each row of blocks.
     """
@@ -182,12 +182,13 @@ def first_stage(
     """Count a chunk's votes, and transform their means along its rows. sums: zeros, before and after.
 
     across: of the width: `InverseBasis.rows`, `levels` and `matrices`. places, turned, odd, found: scratch memory, see
-    `turned_rows`. Few positions are added one by one. With a vote for each sixth position, which 85 senders of 8 coefficients of
-    4096 reach, it takes less time to transform the whole chunk by the factored matrix. The sums are the same integers.
+    `turned_rows`. Few positions are added one by one. With a vote for each sixth position, which 86 senders of 8 coefficients of
+    4096 have, it takes less time to transform the whole chunk by the factored matrix, on its side, since that matrix takes LANES
+    columns at once. The sums are the same integers.
     """
     rows, levels, matrices = across
     stacks = (height + LANES - 1) // LANES
-    if width == 1 or votes.size * DENSE_SHARE < stacks * LANES * width:
+    if width == 1 or min(votes.size, height * width) * DENSE_SHARE < stacks * LANES * width:
         voted = count_votes(votes, sums, places)
         clear(stage, panels, tall, height)
         add_rows(stage, panels, tall, voted, places, sums, means, width, rows)

@@ -1,9 +1,9 @@
 """Checked payloads of signs as the kernels read them: the payload's own bytes, and where to begin in them.
 
-A payload is the most compact form of its votes (11 bits each where 8 of 4096 coefficients are sent), so they are read from its bits
-when they are counted, and never kept in another form. Only the places of some codes are kept beside it, 8 bytes for every
-MARK_CHUNKS chunks, so that threads can begin anywhere, and counts of payloads that do not send all they may. The kernels are in
-`decode_kernels`.
+A payload is the most compact form of its votes (11 bits each where 8 of 4096 coefficients are sent), so they are read from its
+bits when they are counted, and never kept in another form. Kept beside it is where some codes begin, 8 bytes for every
+MARK_CHUNKS chunks, so that threads can begin anywhere; and the counts, 2 bytes for every chunk, of a payload that does not send
+all it may. An update needs a copy of all its payloads. The kernels are in `decode_kernels`.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class ChunkVotes:
     """The votes of one checked payload.
 
     marks: uint32 or uint64 [marks, 2], bit of the payload at which a chunk's first code begins, and the number of its class's
-    coefficients before that. fields: int64 [classes, 4]. own_counts: uint16 [chunks], votes of each chunk in the order of classes;
-    None if all send as many as they may.
+    coefficients before that. fields: int64 [classes, 4]. own_counts: uint16 [chunks], votes of each chunk in the order of
+    classes; None if all send as many as they may.
     """
 
     payload: bytes
@@ -180,8 +180,10 @@ class JoinedPayloads:
         every[:, RICE] = rices
         every[:, COUNTS] = self._rows
         every[:, WINDOW] = low = 64 // np.maximum(rices, 1)
-        # Codes of n votes have n ones, and as many zeros as their gaps >> rice, which add up to at most size - topk.
-        together = np.minimum(low, 64 - ((entry.size - entry.topk) >> rices))
+        # Codes of n votes have n ones, and at most as many zeros as their chunk's gaps >> rice. The gaps of a chunk add up to at
+        # most its size less its votes, of which there are `topk` for sure, or else one.
+        least = np.where(self._rows == ALL_CHUNKS, entry.topk, 1)
+        together = np.minimum(low, 64 - ((entry.size - least) >> rices))
         in_lanes = together >= min(_MIN_TOGETHER, entry.topk)
         some = np.flatnonzero(in_lanes)
         blocks = np.zeros((-(-some.size // LANES), LANE_ROWS, LANES), np.uint64)
