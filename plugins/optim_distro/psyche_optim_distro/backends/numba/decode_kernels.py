@@ -2,8 +2,8 @@
 
 Golomb-Rice codes have no fixed length, so a reader needs to know where to begin. `index_votes` checks a class and notes where
 that is for every few chunks; the other kernels trust what it has checked. All places are numbers of bits from the front of an
-array of little-endian words, so that a payload needs no copies of its fields. `codec` describes the fields, and says what is wrong
-with an invalid one.
+array of little-endian words, so that a payload needs no copies of its fields. `codec` describes the fields, and says what is
+wrong with an invalid one.
 
 An array of words ends with at least two words of zeros, since a field is read in windows of 64 bits.
 """
