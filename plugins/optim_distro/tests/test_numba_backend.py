@@ -190,6 +190,17 @@ def test_a_gap_longer_than_a_window_of_bits(senders: int) -> None:
     assert same_bits(moved(layout, payloads, compiled=True), moved(layout, payloads, compiled=False))
 
 
+def test_256_checked_payloads_are_kept_for_apply() -> None:
+    """With 8 coefficients of each chunk of 64 by 64, so that none of them is read a second time to check it."""
+    model = ToyModel({"w": (512, 512)}, seed=1)
+    optimizer = DistroOptimizer(DistroSettings(compression_topk=8, quantize_1bit=True), model)
+    one = payload(optimizer._layout, np.random.default_rng(1))
+    payloads = [one[:-1] + bytes([signs]) for signs in range(256)]
+    for each in payloads:
+        optimizer.check(each)
+    assert all(optimizer._vote_cache.pop(each) is not None for each in payloads)
+
+
 def test_threads_and_order_do_not_matter() -> None:
     layout = build_layout({"w": (1024, 768), "wide": (64, 6400), "norm": (768,)}, chunk=64, topk=8)
     payloads = [payload(layout, np.random.default_rng(seed)) for seed in range(5)]
