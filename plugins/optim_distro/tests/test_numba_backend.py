@@ -36,6 +36,9 @@ from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.update import Updater
 from psyche_optim_distro.value_format import ValueFormat
 
+if numba_available():
+    from psyche_optim_distro.backends.numba.update import NumbaUpdater
+
 pytestmark = pytest.mark.skipif(not numba_available(), reason="needs psyche-optim-distro[fast]")
 
 CPU = torch.device("cpu")
@@ -175,6 +178,28 @@ def test_chunks_of_one_column_or_row(shape: tuple[int, int]) -> None:
     for seed in range(20):
         payloads = [payload(layout, np.random.default_rng([seed, sender])) for sender in range(3)]
         assert same_bits(moved(layout, payloads, compiled=True), moved(layout, payloads, compiled=False))
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize(("chunk", "topk"), [(8, 30), (48, 1000), (100, 4000), (192, 20000)])
+def test_chunks_with_votes_for_most_positions(chunk: int, topk: int, clipped: bool) -> None:
+    """They are transformed as a whole, also if they are higher and wider than what is worked on at once."""
+    shapes = {"square": (2 * chunk, chunk), "low": (3, chunk), "narrow": (chunk, 3), "vector": (2 * chunk,), "column": (chunk, 1)}
+    layout = build_layout(shapes, chunk=chunk, topk=topk)
+    payloads = [payload(layout, np.random.default_rng(seed), fill=0.7) for seed in range(3)]
+    found = [moved(layout, payloads, compiled=compiled, clipped=clipped) for compiled in (True, False)]
+    assert same_bits(*found)
+
+
+@pytest.mark.parametrize("chunk", [16, 192])
+def test_votes_that_another_process_decoded_count_as_much(chunk: int) -> None:
+    layout = build_layout({"w": (192, 384), "norm": (48,)}, chunk=chunk, topk=5)
+    payloads = [payload(layout, np.random.default_rng(seed), fill=0.7) for seed in range(3)]
+    by, masters = NumbaUpdater(layout), torch.randn(layout.total, generator=torch.Generator().manual_seed(1))
+    decoded = [by.decode(each) for each in payloads]
+    mixed: list[Any] = [decoded[0], *(by.take(votes.as_coefficients()) for votes in decoded[1:])]
+    by.update(masters, mixed, learning_rate=1e-3, weight_decay=0.1)
+    assert same_bits(masters, moved(layout, payloads, compiled=False))
 
 
 @pytest.mark.parametrize("senders", [1, 3])

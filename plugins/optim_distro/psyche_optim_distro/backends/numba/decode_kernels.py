@@ -47,7 +47,8 @@ _CODES, _LOWS, _SIGNS, _POSITION, _AFTER, _LEFT = (np.uint64(row * LANES) for ro
 def window(words: Words, at: np.uint64) -> np.uint64:
     """Return the 64 bits from bit `at` on."""
     word, shift = at >> _SIX, at & _LAST
-    return (words[word] >> shift) | ((words[word + _ONE] << _ONE) << (_LAST - shift))
+    bits: np.uint64 = (words[word] >> shift) | ((words[word + _ONE] << _ONE) << (_LAST - shift))
+    return bits
 
 
 @jit
@@ -107,7 +108,8 @@ def index_votes(
         return False
 
     rest = stop - base  # at most 64, as fields begin with a byte
-    return (word << (_WORD - rest)) == 0 if rest < _WORD else word == 0
+    ends_with_zeros: bool = (word << (_WORD - rest)) == 0 if rest < _WORD else word == 0
+    return ends_with_zeros
 
 
 @jit
@@ -150,7 +152,7 @@ def read_lanes(
     topk: int,
     nothing: int,
     out: NDArray[Any],
-) -> int:
+) -> np.int64:
     """Read the votes of one chunk from many payloads, whose readers do the same step at the same time, in vector registers.
 
     words: of all payloads. blocks: flat, LANES readers to a block of LANE_ROWS rows; readers after the last payload are zeros.
@@ -223,8 +225,8 @@ def read_bits(
     chunk: int,
     topk: int,
     out: NDArray[Any],
-    first: int,
-) -> int:
+    first: np.int64,
+) -> np.int64:
     """Read the votes of one chunk from payloads whose windows may hold the codes of too few votes for `read_lanes`.
 
     readers: [payloads, READER_COLUMNS], where to read; they are moved to the next chunk. first: where to begin writing to `out`.
@@ -237,7 +239,7 @@ def read_bits(
         begin, place, flag = readers[reader, CODE], readers[reader, LOW], readers[reader, SIGN]
         number = begin >> _SIX
         word = words[number] >> (begin & _LAST) << (begin & _LAST)
-        left = topk if row == _ALL_CHUNKS else np.int64(counts[row, chunk])
+        left = np.int64(topk) if row == _ALL_CHUNKS else np.int64(counts[row, chunk])
         position = _ZERO
         while left > 0:
             taken = min(left, in_window)

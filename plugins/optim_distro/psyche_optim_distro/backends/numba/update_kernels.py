@@ -109,7 +109,7 @@ def room_for_votes(votes: VoteArrays, topk: int) -> int:
 
 
 @jit
-def gather_votes(votes: VoteArrays, chunk: int, topk: int, nothing: int, out: NDArray[Any]) -> int:
+def gather_votes(votes: VoteArrays, chunk: int, topk: int, nothing: int, out: NDArray[Any]) -> np.int64:
     """Write one chunk's votes of all payloads to `out`, as `read_votes` writes them. Returns their number.
 
     votes: whether payloads are given as bits; all payloads' words; `read_lanes`'s readers, number of them and `together`;
@@ -121,13 +121,13 @@ def gather_votes(votes: VoteArrays, chunk: int, topk: int, nothing: int, out: ND
         number = read_lanes(words, blocks, payloads, together, counts, chunk, topk, nothing, out)
         return read_bits(words, readers, counts, chunk, topk, out, number)
 
-    to = 0
+    to = np.int64(0)
     for payload in range(cursors.size):
-        begin, number = cursors[payload], np.int64(counts[payload, chunk])
-        for vote in range(number):
+        begin, own = cursors[payload], np.int64(counts[payload, chunk])
+        for vote in range(own):
             out[to + vote] = every[begin + vote]
-        cursors[payload] += number
-        to += number
+        cursors[payload] += own
+        to += own
     return to
 
 
