@@ -36,6 +36,9 @@ from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.update import Updater
 from psyche_optim_distro.value_format import ValueFormat
 
+if numba_available():
+    from psyche_optim_distro.backends.numba.update import NumbaUpdater
+
 pytestmark = pytest.mark.skipif(not numba_available(), reason="needs psyche-optim-distro[fast]")
 
 CPU = torch.device("cpu")
@@ -175,6 +178,52 @@ def test_chunks_of_one_column_or_row(shape: tuple[int, int]) -> None:
     for seed in range(20):
         payloads = [payload(layout, np.random.default_rng([seed, sender])) for sender in range(3)]
         assert same_bits(moved(layout, payloads, compiled=True), moved(layout, payloads, compiled=False))
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize(("chunk", "topk"), [(8, 30), (48, 1000), (100, 4000), (192, 20000)])
+def test_chunks_with_votes_for_most_positions(chunk: int, topk: int, clipped: bool) -> None:
+    """They are transformed as a whole, also if they are higher and wider than what is worked on at once."""
+    shapes = {"square": (2 * chunk, chunk), "low": (3, chunk), "narrow": (chunk, 3), "vector": (2 * chunk,), "column": (chunk, 1)}
+    layout = build_layout(shapes, chunk=chunk, topk=topk)
+    payloads = [payload(layout, np.random.default_rng(seed), fill=0.7) for seed in range(3)]
+    found = [moved(layout, payloads, compiled=compiled, clipped=clipped) for compiled in (True, False)]
+    assert same_bits(*found)
+
+
+@pytest.mark.parametrize("chunk", [16, 192])
+def test_votes_that_another_process_decoded_count_as_much(chunk: int) -> None:
+    layout = build_layout({"w": (192, 384), "norm": (48,)}, chunk=chunk, topk=5)
+    payloads = [payload(layout, np.random.default_rng(seed), fill=0.7) for seed in range(3)]
+    by, masters = NumbaUpdater(layout), torch.randn(layout.total, generator=torch.Generator().manual_seed(1))
+    decoded = [by.decode(each) for each in payloads]
+    mixed: list[Any] = [decoded[0], *(by.take(votes.as_coefficients()) for votes in decoded[1:])]
+    by.update(masters, mixed, learning_rate=1e-3, weight_decay=0.1)
+    assert same_bits(masters, moved(layout, payloads, compiled=False))
+
+
+@pytest.mark.parametrize("senders", [1, 3])
+def test_a_gap_longer_than_a_window_of_bits(senders: int) -> None:
+    """Full chunks make the sender choose a Rice parameter of 0, so the gap of a chunk with one coefficient is 99 zero bits."""
+    layout = build_layout({"w": (200, 10)}, chunk=10, topk=80)
+    chunks, indices = np.repeat(np.arange(20), [1 if chunk == 3 else 80 for chunk in range(20)]), []
+    for chunk in range(20):
+        indices.append(np.array([99]) if chunk == 3 else np.arange(20, 100))
+    signs = np.where(np.random.default_rng(1).random(chunks.size) < 0.5, -1, 1).astype(np.float32)
+    one = codec.encode(layout, Selection(chunks, np.concatenate(indices), signs), values=ValueFormat.SIGNS)
+    payloads = [one, *(payload(layout, np.random.default_rng(seed), fill=0.5) for seed in range(senders - 1))]
+    assert same_bits(moved(layout, payloads, compiled=True), moved(layout, payloads, compiled=False))
+
+
+def test_256_checked_payloads_are_kept_for_apply() -> None:
+    """With 8 coefficients of each chunk of 64 by 64, so that none of them is read a second time to check it."""
+    model = ToyModel({"w": (512, 512)}, seed=1)
+    optimizer = DistroOptimizer(DistroSettings(compression_topk=8, quantize_1bit=True), model)
+    one = payload(optimizer._layout, np.random.default_rng(1))
+    payloads = [one[:-1] + bytes([signs]) for signs in range(256)]
+    for each in payloads:
+        optimizer.check(each)
+    assert all(optimizer._vote_cache.pop(each) is not None for each in payloads)
 
 
 def test_threads_and_order_do_not_matter() -> None:

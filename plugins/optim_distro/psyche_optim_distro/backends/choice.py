@@ -85,8 +85,7 @@ def decoder_for(layout: Layout, values: ValueFormat, device: torch.device, *, co
         updater = NumbaUpdater(layout)
 
         def votes(payload: bytes) -> Coefficients:
-            decoded = updater.decode(payload)
-            return Coefficients(decoded.places, decoded.counts)
+            return updater.decode(payload).as_coefficients()
 
         return votes
 

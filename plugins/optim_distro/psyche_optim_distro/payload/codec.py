@@ -93,7 +93,8 @@ class Section:
     """One chunk class of a payload, split into its fields. Lengths are checked; gaps and values are not.
 
     counts: int64 [chunks of the class], coefficients of each chunk. total: their sum. full: whether every chunk sends `topk`.
-    rice: Rice parameter of the gaps. low, unary, values: bytes of these fields, see the module.
+    rice: Rice parameter of the gaps. low, unary, values: bytes of these fields, see the module. at: where `low` begins in the
+    payload, in bytes; the other two follow it.
     """
 
     entry: ChunkClass
@@ -104,6 +105,7 @@ class Section:
     low: bytes
     unary: bytes
     values: bytes
+    at: int
 
 
 def sections(layout: Layout, payload: bytes, *, values: ValueFormat) -> Iterator[Section]:
@@ -204,10 +206,10 @@ def _section(entry: ChunkClass, reader: _Reader, values: ValueFormat) -> Section
         raise PayloadRejected(message)
 
     counts = _decode_counts(entry, reader, form)
-    total = int(counts.sum())
+    total, at = int(counts.sum()), reader.at
     low, unary = reader.take(packed_bytes(total, rice)), reader.take(unary_bytes)
     own = reader.take(packed_bytes(total, _VALUE_BITS[values]))
-    return Section(entry, counts, total, form == _FULL, rice, low, unary, own)
+    return Section(entry, counts, total, form == _FULL, rice, low, unary, own, at)
 
 
 def _decoded(section: Section, values: ValueFormat) -> Selection:
@@ -297,6 +299,11 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
+
+    @property
+    def at(self) -> int:
+        """Number of bytes that were read."""
+        return self._at
 
     def take(self, count: int) -> bytes:
         if count > len(self._data) - self._at:

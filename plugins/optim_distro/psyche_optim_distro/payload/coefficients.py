@@ -36,7 +36,7 @@ class Coefficients:
 def as_coefficients(layout: Layout, selection: Selection, *, signs: bool) -> Coefficients:
     """Return a selection in this form. signs: whether values are +1 or -1."""
     largest = max((entry.size for entry in layout.classes), default=1)
-    kind: type[np.unsignedinteger[Any]] = np.uint16 if 2 * largest <= 2**16 else np.uint32
+    kind: type[np.unsignedinteger[Any]] = np.uint16 if 2 * largest < 2**16 else np.uint32
     places = (2 * selection.indices.astype(np.int64) + np.signbit(selection.values)).astype(kind)
     per_chunk = np.bincount(selection.chunks, minlength=layout.chunk_class.size)
     return Coefficients(places, per_chunk[_chunks_in_order(layout)].astype(np.uint16), None if signs else selection.values)

@@ -1,4 +1,4 @@
-"""Keeps the decoded votes of checked payloads, so that `apply` need not decode them again.
+"""Keeps the votes of checked payloads in the form that their backend adds up, so that `apply` need not decode them again.
 
 Payloads are decoded when they are checked, which happens while the next step trains. The cache holds a bounded number of bytes
 and drops its oldest entries first. A payload whose votes were dropped is decoded again. The cache does not decide whether a
@@ -16,7 +16,7 @@ class Votes(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size in bytes, without the payload."""
 
 
 class VoteCache:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from psyche_optim_distro.backends.numba.jit import jit
-from psyche_optim_distro.backends.numba.matrix_kernels import CHUNK_BATCH, LANES, Floats, Integers
-from psyche_optim_distro.backends.numba.update_kernels import add_rows, clear, count_votes, inverse, rescale
+from psyche_optim_distro.backends.numba.matrix_kernels import CHUNK_BATCH, LANES, Floats
+from psyche_optim_distro.backends.numba.update_kernels import (
+    BasisArrays,
+    VoteArrays,
+    first_stage,
+    gather_votes,
+    inverse,
+    rescale,
+    room_for_votes,
+    turned_rows,
+)
 
 _ONE_BIT, _SIXTEEN, _HALF = np.int32(1), np.int32(16), np.int32(0x7FFF)
 _UPPER = np.int32(-0x10000)
@@ -19,61 +26,57 @@ _UPPER = np.int32(-0x10000)
 def update_group_clipped(
     first: int,
     last: int,
-    votes: NDArray[Any],
-    starts: Integers,
-    counts: NDArray[np.uint16],
+    votes: VoteArrays,
     position: int,
+    topk: int,
     means: Floats,
     height: int,
     columns: int,
     width: int,
     bits: int,
-    row_basis: Floats,
-    levels: Integers,
-    matrices: Floats,
+    down: BasisArrays,
+    across: BasisArrays,
     masters: Floats,
     decays: Floats,
     steps: Floats,
 ) -> None:
     """Masters <- masters decay - step direction in the chunks first to last - 1 of a group. Arguments as of `update_group`."""
-    payloads, across = starts.size, columns // width
+    blocks = columns // width
     panels, tall = (width + LANES - 1) // LANES, 2 * height + 8
-    cursors = np.empty(payloads, dtype=np.int64)
-    for payload in range(payloads):
-        cursors[payload] = starts[payload] + counts[payload, : position + first].sum()
-    sums = np.zeros(height * width, dtype=np.int32)
+    sums = np.zeros(height * width + 1, dtype=np.int32)
     places = np.empty(height * width + 1, dtype=np.int32)
     stage = np.zeros((panels * tall, LANES), dtype=np.float32)
     stage_bits = stage.view(np.int32)
-    found = np.zeros((tall, LANES), dtype=np.float32)
+    turned = np.zeros((turned_rows(height, width), LANES), dtype=np.float32)
+    found = np.zeros((2 * max(height, width) + 8, LANES), dtype=np.float32)
     found_bits = found.view(np.int32)
-    odd = np.empty((height + 4, LANES), dtype=np.float32)
+    odd = np.empty((max(height, width) + 4, LANES), dtype=np.float32)
     updates = np.empty((height, CHUNK_BATCH * width), dtype=np.float32)
     update_bits = updates.view(np.int32)
     limits = np.empty(CHUNK_BATCH, dtype=np.float32)
+    gathered = np.empty(room_for_votes(votes, topk), dtype=votes[7].dtype)
     waiting, corner = 0, 0
     for chunk in range(first, last):
-        voted = count_votes(votes, cursors, counts, position + chunk, sums, places)
-        clear(stage, panels, tall, height)
-        add_rows(stage, panels, tall, voted, places, sums, means, width, row_basis)
+        own = gathered[: gather_votes(votes, position + chunk, topk, 2 * height * width, gathered)]
+        first_stage(own, stage, panels, tall, places, sums, means, height, width, across, turned, odd, found)
         if height > 1 and width > 1:
             rescale(stage, stage_bits, panels, tall, height, bits)
-        column = chunk % across
+        column = chunk % blocks
         if waiting == 0:
-            corner = chunk // across * height * columns + column * width
+            corner = chunk // blocks * height * columns + column * width
         total = np.int64(0)
         for panel in range(panels):
             place = waiting * width + panel * LANES
             wide = min(LANES, width - panel * LANES)
             if height > 1:
-                inverse(levels, matrices, stage, panel * tall, odd, found)
+                inverse(down[1], down[2], stage, panel * tall, odd, found)
                 total += _store(found_bits, 0, height, updates, update_bits, place, wide)
             else:
                 total += _store(stage_bits, panel * tall, 1, updates, update_bits, place, wide)
         limits[waiting] = np.float32(2 * np.float64(total) / np.float64(height * width)) if total > 0 else np.float32(1)
         waiting += 1
-        if waiting == CHUNK_BATCH or column + 1 == across or chunk + 1 == last:
-            row = chunk // across  # of the waiting chunks, too: they are side by side
+        if waiting == CHUNK_BATCH or column + 1 == blocks or chunk + 1 == last:
+            row = chunk // blocks  # of the waiting chunks, too: they are side by side
             for number in range(waiting):
                 begin = number * width
                 _apply(masters, corner + begin, columns, updates, begin, height, width, limits[number], decays[row], steps[row])

@@ -1,4 +1,12 @@
-"""Kernel that decodes a payload's bits to votes. It does not report what is wrong with an invalid payload; `codec` does."""
+"""Kernels that read votes from a payload's bits: all of a class when it is checked, and chunk by chunk when votes are counted.
+
+Golomb-Rice codes have no fixed length, so a reader needs to know where to begin. `index_votes` checks a class and notes where
+that is for every few chunks; the other kernels trust what it has checked. All places are numbers of bits from the front of an
+array of little-endian words, so that a payload needs no copies of its fields. `codec` describes the fields, and says what is
+wrong with an invalid one.
+
+An array of words ends with at least two words of zeros, since a field is read in windows of 64 bits.
+"""
 
 from __future__ import annotations
 
@@ -7,65 +15,250 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.backends.numba.jit import jit
+from psyche_optim_distro.backends.numba.jit import jit, prefetch, trailing_zeros
+from psyche_optim_distro.backends.numba.matrix_kernels import LANES
 
-_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
-"""De Bruijn sequence: its product with each power of two has different upper six bits, which index `_BIT_OF`."""
+Words = NDArray[np.uint64]
 
-_BIT_OF = np.zeros(64, dtype=np.int64)
-_BIT_OF[[(int(_DE_BRUIJN) << bit & 0xFFFFFFFFFFFFFFFF) >> 58 for bit in range(64)]] = np.arange(64)
-_ONE, _TO_TABLE, _WORD = np.uint64(1), np.uint64(58), np.uint64(64)
+CODE, LOW, SIGN, RICE, COUNTS, WINDOW = range(6)
+"""What a reader has: the bit where the next code begins, that of its low bits and that of its sign; the Rice parameter; the row
+of its counts; and of how many votes a window holds the low bits."""
+
+READER_COLUMNS = 8
+"""Of which two are unused: the reader of one payload is one line of a cache."""
+
+LANE_ROWS = 11
+"""Rows of a block of readers: CODE to COUNTS, and six for `read_lanes` itself."""
+
+ALL_CHUNKS = 2**64 - 1
+"""In the column COUNTS: every chunk has the largest number of votes, so there are no counts."""
+
+_ONE, _SIX, _LAST, _WORD = np.uint64(1), np.uint64(6), np.uint64(63), np.uint64(64)
+_LINE = np.uint64(8)  # words of a line of a cache
+_ALL_CHUNKS, _ZERO = np.uint64(ALL_CHUNKS), np.uint64(0)
+
+# Where the rows of a block begin, see `read_lanes`.
+_BLOCK = np.uint64(LANE_ROWS * LANES)
+_CODE, _LOW, _SIGN, _RICE, _COUNTS = (np.uint64(row * LANES) for row in (CODE, LOW, SIGN, RICE, COUNTS))
+_CODES, _LOWS, _SIGNS, _POSITION, _AFTER, _LEFT = (np.uint64(row * LANES) for row in range(5, LANE_ROWS))
 
 
 @jit
-def decode_votes(
-    low: NDArray[np.uint64],
-    rice: int,
-    unary: NDArray[np.uint64],
-    unary_bytes: int,
-    signs: NDArray[np.uint64],
-    counts: NDArray[np.uint16],
-    size: int,
-    out: NDArray[Any],
-) -> bool:
-    """Decode Golomb-Rice coded positions and signs of the chunks of one class.
+def window(words: Words, at: np.uint64) -> np.uint64:
+    """Return the 64 bits from bit `at` on."""
+    word, shift = at >> _SIX, at & _LAST
+    bits: np.uint64 = (words[word] >> shift) | ((words[word + _ONE] << _ONE) << (_LAST - shift))
+    return bits
 
-    low, unary, signs: the payload's fields (`codec`) as words, followed by zeros: at least one word more than needed. rice: Rice
-    parameter. unary_bytes: length of `unary` in bytes. counts: coefficients of each chunk. size: elements of a chunk. out: [sum
-    of counts], 2 * (position in the chunk) + (1 for -1, else 0). Returns False, with undefined `out`, for bytes that no encoder
-    writes.
+
+@jit
+def index_votes(
+    words: Words,
+    low: int,
+    rice: int,
+    unary: int,
+    unary_bytes: int,
+    counts: NDArray[np.int64],
+    size: int,
+    marked: NDArray[np.int64],
+    marks: NDArray[np.int64],
+) -> bool:
+    """Check the codes of a class, and note where those of some chunks begin.
+
+    low, unary: first bits of these fields. rice: Rice parameter. unary_bytes: length of the field. counts: coefficients of each
+    chunk. size: elements of a chunk. marked: int64 [n], ascending, chunks to note. marks: int64 [n, 2], is set to the bit where
+    the chunk's first code begins, and the number of the class's coefficients before it. Returns False, with undefined `marks`,
+    for bytes that no encoder writes.
     """
-    number, word_number, last = 0, 0, -1
-    word = unary[0]
-    wide = np.uint64(rice)
+    stop = np.uint64(unary) + np.uint64(8 * unary_bytes)
+    wide, largest = np.uint64(rice), np.uint64(size)
     mask = (_ONE << wide) - _ONE
+    place, begin = np.uint64(low), np.uint64(unary)
+    number = begin >> _SIX
+    word = words[number] >> (begin & _LAST) << (begin & _LAST)
+    base = number << _SIX
+    coefficients, noted = 0, 0
     for chunk in range(counts.size):
-        position = -1
+        if noted < marked.size and marked[noted] == chunk:
+            marks[noted, 0], marks[noted, 1] = np.int64(begin), coefficients
+            noted += 1
+        position = np.uint64(0)
         for _ in range(counts[chunk]):
             while word == 0:
-                word_number += 1
-                if word_number * 8 >= unary_bytes:
+                number += _ONE
+                base += _WORD
+                if base >= stop:
                     return False
 
-                word = unary[word_number]
-            bit = word & (~word + _ONE)
-            word ^= bit
-            end = word_number * 64 + _BIT_OF[np.int64((bit * _DE_BRUIJN) >> _TO_TABLE)]
-
-            begin = number * rice
-            shift = np.uint64(begin & 63)
-            bits = low[begin >> 6] >> shift
-            if shift:
-                bits |= low[(begin >> 6) + 1] << (_WORD - shift)
-            position += 1 + ((end - last - 1) << rice) + np.int64(bits & mask)
-            last = end
-            if position >= size:
+                word = words[number]
+            end = base + trailing_zeros(word)
+            word &= word - _ONE
+            position += ((end - begin) << wide) + (window(words, place) & mask)
+            if end >= stop or position >= largest:
                 return False
 
-            negative = np.int64((signs[number >> 6] >> np.uint64(number & 63)) & _ONE)
-            out[number] = 2 * position + negative
-            number += 1
-    if word != 0:
+            begin = end + _ONE
+            place += wide
+            position += _ONE
+        coefficients += counts[chunk]
+    if coefficients == 0:
+        return unary_bytes == 0
+
+    if (stop - begin) >= np.uint64(8):  # a byte without a code
         return False
 
-    return last >> 3 == unary_bytes - 1 if number else unary_bytes == 0
+    rest = stop - base  # at most 64, as fields begin with a byte
+    ends_with_zeros: bool = (word << (_WORD - rest)) == 0 if rest < _WORD else word == 0
+    return ends_with_zeros
+
+
+@jit
+def read_votes(words: Words, low: int, rice: int, unary: int, sign: int, counts: NDArray[np.uint16], out: NDArray[Any]) -> None:
+    """Read the votes of a class that `index_votes` has checked.
+
+    low, unary, sign: first bits of these fields. out: [sum of counts], 2 * (position in the chunk) + (1 for -1, else 0).
+    """
+    wide = np.uint64(rice)
+    mask = (_ONE << wide) - _ONE
+    place, begin, flag = np.uint64(low), np.uint64(unary), np.uint64(sign)
+    number = begin >> _SIX
+    word = words[number] >> (begin & _LAST) << (begin & _LAST)
+    vote = 0
+    for chunk in range(counts.size):
+        position = np.uint64(0)
+        for _ in range(counts[chunk]):
+            while word == 0:
+                number += _ONE
+                word = words[number]
+            end = (number << _SIX) + trailing_zeros(word)
+            word &= word - _ONE
+            position += ((end - begin) << wide) + (window(words, place) & mask)
+            out[vote] = (position << _ONE) | (window(words, flag) & _ONE)
+            begin = end + _ONE
+            place += wide
+            flag += _ONE
+            position += _ONE
+            vote += 1
+
+
+@jit
+def read_lanes(
+    words: Words,
+    blocks: NDArray[np.uint64],
+    payloads: int,
+    together: int,
+    counts: NDArray[np.uint16],
+    chunk: int,
+    topk: int,
+    nothing: int,
+    out: NDArray[Any],
+) -> np.int64:
+    """Read the votes of one chunk from many payloads, whose readers do the same step at the same time, in vector registers.
+
+    words: of all payloads. blocks: flat, LANES readers to a block of LANE_ROWS rows; readers after the last payload are zeros.
+    The first rows say where to read, and are moved to the next chunk. payloads: number of readers. together: of how many votes
+    each reader's windows are sure to hold codes, low bits and signs. counts: [payloads without ALL_CHUNKS, chunks]. chunk: of
+    `counts`. topk: the most votes of a payload in a chunk. nothing: is written in place of a vote that a payload lacks. out: gets
+    the votes as `read_votes` writes them, and up to LANES - 1 elements after them are changed. Returns their number, payloads *
+    topk.
+
+    The windows are read here and not by `window`, since a call per coefficient costs more than the reading (`matrix_kernels`).
+    Each chunk needs lines of three fields of each payload, in other places each time: the next ones are asked for in advance.
+    """
+    number, none = np.uint64(blocks.size) // _BLOCK, np.uint64(nothing)
+    for reader in range(np.uint64(payloads)):
+        at = (reader >> _SIX) * _BLOCK + (reader & _LAST)
+        row = blocks[at + _COUNTS]
+        blocks[at + _LEFT] = np.uint64(topk) if row == _ALL_CHUNKS else np.uint64(counts[row, chunk])
+        blocks[at + _POSITION] = _ZERO
+    done, to = 0, _ZERO
+    while done < topk:
+        taken = min(together, topk - done)
+        for reader in range(np.uint64(payloads)):
+            at = (reader >> _SIX) * _BLOCK + (reader & _LAST)
+            begin = blocks[at + _CODE]
+            word, shift = begin >> _SIX, begin & _LAST
+            blocks[at + _CODES] = (words[word] >> shift) | ((words[word + _ONE] << _ONE) << (_LAST - shift))
+            prefetch(words, word + _LINE)
+            begin = blocks[at + _LOW]
+            word, shift = begin >> _SIX, begin & _LAST
+            blocks[at + _LOWS] = (words[word] >> shift) | ((words[word + _ONE] << _ONE) << (_LAST - shift))
+            prefetch(words, word + _LINE)
+            begin = blocks[at + _SIGN]
+            word, shift = begin >> _SIX, begin & _LAST
+            blocks[at + _SIGNS] = (words[word] >> shift) | ((words[word + _ONE] << _ONE) << (_LAST - shift))
+            prefetch(words, word + _LINE)
+            blocks[at + _AFTER] = _ZERO
+        for vote in range(done, done + taken):
+            for block in range(number):
+                at, first = block * _BLOCK, to + block * _WORD
+                for lane in range(_WORD):
+                    codes, low, signs = blocks[at + _CODES + lane], blocks[at + _LOWS + lane], blocks[at + _SIGNS + lane]
+                    wide, after, position = blocks[at + _RICE + lane], blocks[at + _AFTER + lane], blocks[at + _POSITION + lane]
+                    has_it = np.uint64(vote) < blocks[at + _LEFT + lane]
+                    end = trailing_zeros(codes)
+                    position += ((end - after) << wide) + (low & ((_ONE << wide) - _ONE))
+                    out[first + lane] = (position << _ONE) | (signs & _ONE) if has_it else none
+                    blocks[at + _CODES + lane] = codes & (codes - _ONE)
+                    blocks[at + _LOWS + lane] = low >> wide
+                    blocks[at + _SIGNS + lane] = signs >> _ONE
+                    blocks[at + _POSITION + lane] = position + _ONE
+                    blocks[at + _AFTER + lane] = end + _ONE if has_it else after
+            to += np.uint64(payloads)
+        for block in range(number):
+            at = block * _BLOCK
+            for lane in range(_WORD):
+                left = blocks[at + _LEFT + lane]
+                read = min(max(left, np.uint64(done)) - np.uint64(done), np.uint64(taken))
+                blocks[at + _CODE + lane] += blocks[at + _AFTER + lane]
+                blocks[at + _LOW + lane] += read * blocks[at + _RICE + lane]
+                blocks[at + _SIGN + lane] += read
+        done += taken
+    return np.int64(to)
+
+
+@jit
+def read_bits(
+    words: Words,
+    readers: NDArray[np.uint64],
+    counts: NDArray[np.uint16],
+    chunk: int,
+    topk: int,
+    out: NDArray[Any],
+    first: np.int64,
+) -> np.int64:
+    """Read the votes of one chunk from payloads whose windows may hold the codes of too few votes for `read_lanes`.
+
+    readers: [payloads, READER_COLUMNS], where to read; they are moved to the next chunk. first: where to begin writing to `out`.
+    The other arguments are those of `read_lanes`. Returns where the votes end.
+    """
+    to = np.uint64(first)
+    for reader in range(readers.shape[0]):
+        row, wide, in_window = readers[reader, COUNTS], readers[reader, RICE], np.int64(readers[reader, WINDOW])
+        mask = (_ONE << wide) - _ONE
+        begin, place, flag = readers[reader, CODE], readers[reader, LOW], readers[reader, SIGN]
+        number = begin >> _SIX
+        word = words[number] >> (begin & _LAST) << (begin & _LAST)
+        left = np.int64(topk) if row == _ALL_CHUNKS else np.int64(counts[row, chunk])
+        position = _ZERO
+        while left > 0:
+            taken = min(left, in_window)
+            left -= taken
+            low, signs = window(words, place), window(words, flag)
+            place += np.uint64(taken) * wide
+            flag += np.uint64(taken)
+            for _ in range(taken):
+                while word == 0:
+                    number += _ONE
+                    word = words[number]
+                end = (number << _SIX) + trailing_zeros(word)
+                word &= word - _ONE
+                position += ((end - begin) << wide) + (low & mask)
+                begin = end + _ONE
+                out[to] = (position << _ONE) | (signs & _ONE)
+                to += _ONE
+                low >>= wide
+                signs >>= _ONE
+                position += _ONE
+        readers[reader, CODE], readers[reader, LOW], readers[reader, SIGN] = begin, place, flag
+    return np.int64(to)

@@ -40,6 +40,11 @@ class InverseBasis:
     levels: Integers
     matrices: Floats
 
+    @property
+    def arrays(self) -> tuple[Floats, Integers, Floats]:
+        """The arrays, for the kernels."""
+        return self.rows, self.levels, self.matrices
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBasis:

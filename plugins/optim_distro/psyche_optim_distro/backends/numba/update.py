@@ -1,4 +1,4 @@
-"""`Updater` for signs with compiled kernels. Votes are decoded directly from a payload's bits.
+"""`Updater` for signs with compiled kernels. Votes are read from the payloads' bits while they are counted, see `votes`.
 
 A chunk stays in a core's first-level cache from its votes to the weights. The bits are equal to `TorchVoteUpdater`'s, which is
 tested with random and hostile payloads: all arithmetic before the sign is of integers below 2**24, see `integer_idct`. For
@@ -8,51 +8,31 @@ parameters on a little-endian CPU only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from psyche_core.errors import PayloadRejected
 from psyche_core.interfaces.rate_groups import TensorRate
 from psyche_core.types import MAX_CLIENTS
 from psyche_optim_distro.backends.numba.clip_kernels import update_group_clipped
-from psyche_optim_distro.backends.numba.decode_kernels import decode_votes
+from psyche_optim_distro.backends.numba.decode_kernels import READER_COLUMNS, index_votes, read_votes
 from psyche_optim_distro.backends.numba.fast_dct import inverse_basis
 from psyche_optim_distro.backends.numba.matrix_kernels import Floats
-from psyche_optim_distro.backends.numba.threads import run_in_threads
-from psyche_optim_distro.backends.numba.update_kernels import update_group
+from psyche_optim_distro.backends.numba.threads import run_in_threads, thread_parts
+from psyche_optim_distro.backends.numba.update_kernels import VoteArrays, update_group
+from psyche_optim_distro.backends.numba.votes import ChunkVotes, Readers, VoteTable, as_words, check_votes, join
 from psyche_optim_distro.chunks.layout import Group, Layout
 from psyche_optim_distro.chunks.rates import Rates, cut_by_rate, factors
 from psyche_optim_distro.direction.aggregation import mean_of_votes
-from psyche_optim_distro.payload import codec
-from psyche_optim_distro.payload.bit_packing import padding_is_zero
 from psyche_optim_distro.payload.coefficients import Coefficients
 from psyche_optim_distro.update import Updater
-from psyche_optim_distro.value_format import ValueFormat
+
+Votes = ChunkVotes | Coefficients
+"""What was decoded here, or by another process."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkVotes:
-    """The votes of one payload, in the order of classes.
-
-    places: uint16 or uint32 [n], 2 * (position in the chunk) + (1 for a vote of -1, else 0). counts: uint16 [chunks], votes of
-    each chunk.
-    """
-
-    places: NDArray[np.unsignedinteger[Any]]
-    counts: NDArray[np.uint16]
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.places.nbytes + self.counts.nbytes
-
-
-class NumbaUpdater(Updater[ChunkVotes]):
+class NumbaUpdater(Updater[Votes]):
     """Updater for parameters on a CPU. Its first use on a machine compiles for some seconds.
 
     layout: parameter table. rates: of its parameters. clipped: whether there is the second stage `clip`.
@@ -60,69 +40,56 @@ class NumbaUpdater(Updater[ChunkVotes]):
 
     def __init__(self, layout: Layout, rates: Rates = MappingProxyType({}), *, clipped: bool = False) -> None:
         self._layout = layout
+        self._table = VoteTable(layout)
         self._update_group = update_group_clipped if clipped else update_group
         self._rated = [cut_by_rate(group, layout, rates) for group in layout.groups]
         self._bases = {size: inverse_basis(size) for size in layout.sides}
         self._bits = min((basis.bits for basis in self._bases.values()), default=1)
         self._means = mean_of_votes(self._bits).float().numpy()
-        largest = max((entry.size for entry in layout.classes), default=1)
-        self._place_type = np.uint16 if 2 * largest <= 2**16 else np.uint32
-        starts = np.cumsum([0, *(entry.chunks.size for entry in layout.classes)])
-        firsts = np.array([group.first_chunk for group in layout.groups], np.int64)
-        self._positions: list[int] = (starts[layout.chunk_class[firsts]] + layout.chunk_rank[firsts]).tolist()
         self._warm_up()
 
     def decode(self, payload: bytes) -> ChunkVotes:
-        """Return the votes of a payload. May run in any thread. Raises PayloadRejected, never anything else."""
-        places, counts = [], []
-        for section in codec.sections(self._layout, payload, values=ValueFormat.SIGNS):
-            counts.append(section.counts.astype(np.uint16))
-            places.append(np.empty(section.total, self._place_type))
-            if not _read(section, counts[-1], places[-1]):
-                codec.decode(self._layout, payload, values=ValueFormat.SIGNS)  # raises PayloadRejected with the reason
-                message = "no encoder writes this payload"
-                raise PayloadRejected(message)
+        """Check a payload, and note where its votes begin. May run in any thread. Raises PayloadRejected, never anything else."""
+        return check_votes(self._table, payload)
 
-        if not places:
-            return ChunkVotes(np.empty(0, self._place_type), np.empty(0, np.uint16))
-
-        return ChunkVotes(np.concatenate(places), np.concatenate(counts))
-
-    def take(self, coefficients: Coefficients) -> ChunkVotes:
+    def take(self, coefficients: Coefficients) -> Coefficients:
         """See `Updater.take`."""
-        return ChunkVotes(coefficients.places, coefficients.counts)
+        return coefficients
 
-    def update(self, masters: Tensor, decoded: Sequence[ChunkVotes], *, learning_rate: float, weight_decay: float) -> None:
+    def update(self, masters: Tensor, decoded: Sequence[Votes], *, learning_rate: float, weight_decay: float) -> None:
         """See `Updater.update`."""
         if len(decoded) > MAX_CLIENTS:
             message = f"at most {MAX_CLIENTS} payloads can be aggregated exactly, got {len(decoded)}"
             raise ValueError(message)
 
-        votes = np.concatenate([part.places for part in decoded])
-        counts = np.stack([part.counts for part in decoded])
-        starts = np.cumsum([0, *(part.places.size for part in decoded[:-1])])
+        parts = thread_parts(self._layout.total)
+        payloads = [votes for votes in decoded if isinstance(votes, ChunkVotes)]
+        if len(payloads) == len(decoded):
+            given = self._as_bits(payloads, parts)
+        else:
+            given = self._as_places(
+                [votes if isinstance(votes, Coefficients) else votes.as_coefficients() for votes in decoded], parts
+            )
         flat = masters.numpy()
-        every = [_by_row(parts, learning_rate=learning_rate, weight_decay=weight_decay) for parts in self._rated]
+        every = [_by_row(rated, learning_rate=learning_rate, weight_decay=weight_decay) for rated in self._rated]
 
         def work(part: int, parts: int) -> None:
-            for group, position, (decays, steps) in zip(self._layout.groups, self._positions, every, strict=True):
-                first, last = (group.chunk_count * edge // parts for edge in (part, part + 1))
+            for number, (group, (decays, steps)) in enumerate(zip(self._layout.groups, every, strict=True)):
+                first, last = self._table.span(number, part, parts)
                 down, across = self._bases[group.height], self._bases[group.width]
                 self._update_group(
                     first,
                     last,
-                    votes,
-                    starts,
-                    counts,
-                    position,
+                    given[number][part],
+                    self._table.positions[number],
+                    group.topk,
                     self._means,
                     group.height,
                     group.columns,
                     group.width,
                     down.bits,
-                    across.rows,
-                    down.levels,
-                    down.matrices,
+                    down.arrays,
+                    across.arrays,
                     flat[group.start : group.stop],
                     decays,
                     steps,
@@ -130,14 +97,41 @@ class NumbaUpdater(Updater[ChunkVotes]):
 
         run_in_threads(work, elements=self._layout.total)
 
+    def _as_bits(self, decoded: Sequence[ChunkVotes], parts: int) -> list[list[VoteArrays]]:
+        """Return what the kernel reads for each group and part."""
+        joined = join(decoded)
+        none, no_cursors = np.empty(0, self._table.place_type), np.empty(0, np.int64)
+
+        def given(of: Readers) -> VoteArrays:
+            return True, joined.words, of.blocks, of.payloads, of.together, of.others, joined.counts, none, no_cursors
+
+        return [[given(readers) for readers in of_group] for of_group in joined.readers(parts)]
+
+    def _as_places(self, decoded: Sequence[Coefficients], parts: int) -> list[list[VoteArrays]]:
+        """Return the same for votes that were decoded elsewhere."""
+        every = np.concatenate([votes.places for votes in decoded])
+        counts = np.stack([votes.counts for votes in decoded])
+        starts = np.cumsum([0, *(votes.places.size for votes in decoded[:-1])])
+        no_words, no_blocks, no_readers = as_words(b""), np.empty(0, np.uint64), np.empty((0, READER_COLUMNS), np.uint64)
+
+        def given(group: int, part: int) -> VoteArrays:
+            begin = self._table.positions[group] + self._table.span(group, part, parts)[0]
+            cursors = starts + counts[:, :begin].sum(axis=1, dtype=np.int64)
+            return False, no_words, no_blocks, 0, 1, no_readers, counts, every, cursors
+
+        return [[given(group, part) for part in range(parts)] for group in range(len(self._layout.groups))]
+
     def _warm_up(self) -> None:
         """Compile the kernels now, not during a round."""
-        none, places = np.empty(0, np.uint16), np.empty(0, self._place_type)
-        decode_votes(_words(b""), 0, _words(b""), 0, _words(b""), none, 1, places)
+        none, counts, places = np.empty(0, np.int64), np.empty(0, np.uint16), np.empty(0, self._table.place_type)
+        index_votes(as_words(b""), 0, 0, 0, 0, none, 1, none, none.reshape(0, 2))
+        read_votes(as_words(b""), 0, 0, 0, 0, counts, places)
         basis, weights = inverse_basis(1), np.empty(0, np.float32)
-        starts, counts = np.empty(0, np.int64), none.reshape(0, 0)
-        cut = basis.bits, basis.rows, basis.levels, basis.matrices
-        self._update_group(0, 0, places, starts, counts, 0, self._means, 1, 1, 1, *cut, weights, weights, weights)
+        blocks, readers = np.empty(0, np.uint64), np.empty((0, READER_COLUMNS), np.uint64)
+        votes = True, as_words(b""), blocks, 0, 1, readers, counts.reshape(0, 0), places, none
+        self._update_group(
+            0, 0, votes, 0, 1, self._means, 1, 1, 1, basis.bits, basis.arrays, basis.arrays, weights, weights, weights
+        )
 
 
 def _by_row(parts: Sequence[tuple[Group, TensorRate]], *, learning_rate: float, weight_decay: float) -> tuple[Floats, Floats]:
@@ -146,18 +140,3 @@ def _by_row(parts: Sequence[tuple[Group, TensorRate]], *, learning_rate: float, 
     rows = [part.row_blocks for part, _ in parts]
     decays, steps = (np.repeat(np.array(column, np.float32), rows) for column in zip(*pairs, strict=True))
     return decays, steps
-
-
-def _read(section: codec.Section, counts: NDArray[np.uint16], out: NDArray[Any]) -> bool:
-    """Decode a section's votes into `out`. Returns False for bytes that no encoder writes."""
-    total, rice, size = section.total, section.rice, section.entry.size
-    if not (padding_is_zero(section.low, total * rice) and padding_is_zero(section.values, total)):
-        return False
-
-    low, unary, signs = _words(section.low), _words(section.unary), _words(section.values)
-    return decode_votes(low, rice, unary, len(section.unary), signs, counts, size, out)
-
-
-def _words(data: bytes) -> NDArray[np.uint64]:
-    """Return the bytes as little-endian words, followed by at least one whole word of zeros."""
-    return np.frombuffer(data + bytes(16 - len(data) % 8), dtype="<u8")
