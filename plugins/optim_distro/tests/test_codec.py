@@ -21,7 +21,8 @@ from psyche_optim_distro.payload.top_k import Selection, concatenate
 from psyche_optim_distro.value_format import ValueFormat
 
 if numba_available():
-    from psyche_optim_distro.backends.numba.update import ChunkVotes, NumbaUpdater
+    from psyche_optim_distro.backends.numba.update import NumbaUpdater
+    from psyche_optim_distro.backends.numba.votes import ChunkVotes
 
 HEADER_BYTES = 22
 

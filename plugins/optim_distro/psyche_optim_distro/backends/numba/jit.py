@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,25 +39,20 @@ def _compiled(function: F, *, fastmath: bool | set[str]) -> F:
         return cast("F", numba.njit(**options)(function))
 
 
-@intrinsic  # type: ignore[misc, untyped-decorator, unused-ignore]  # numba has no types
-def trailing_zeros(_context: Any, _value: Any) -> tuple[Any, Callable[..., Any]]:
-    """Return how many zero bits a uint64 ends with, 64 of 0. One or a few instructions. For compiled functions only."""
-
+def _trailing_zeros(_context: Any, _value: Any) -> tuple[Any, Callable[..., Any]]:
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint64(types.uint64), generate
 
 
-@intrinsic  # type: ignore[misc, untyped-decorator, unused-ignore]  # numba has no types
-def prefetch(_context: Any, words: Any, index: Any) -> tuple[Any, Callable[..., Any]]:
-    """Have the processor load an element of a one-dimensional array that is needed later. The index may be past its end."""
-
+def _prefetch(_context: Any, words: Any, index: Any) -> tuple[Any, Callable[..., Any]]:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = signature.args[0]
         array = context.make_array(kind)(context, builder, arguments[0])
         byte = ir.IntType(8).as_pointer()
-        place = builder.bitcast(cgutils.get_item_pointer(context, builder, kind, array, [arguments[1]]), byte)
+        item: Any = cgutils  # which has no types
+        place = builder.bitcast(item.get_item_pointer(context, builder, kind, array, [arguments[1]]), byte)
         number = ir.IntType(32)
         call = builder.module.declare_intrinsic(
             "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
@@ -65,3 +62,10 @@ def prefetch(_context: Any, words: Any, index: Any) -> tuple[Any, Callable[..., 
         return context.get_dummy_value()
 
     return types.void(words, index), generate
+
+
+trailing_zeros = cast("Callable[[np.uint64], np.uint64]", intrinsic(_trailing_zeros))
+"""Returns how many zero bits a uint64 ends with, 64 of 0. One or a few instructions. For compiled functions only."""
+
+prefetch = cast("Callable[[NDArray[np.uint64], np.uint64], None]", intrinsic(_prefetch))
+"""Has the processor load an element of a one-dimensional array that is needed later. The index may be past its end."""

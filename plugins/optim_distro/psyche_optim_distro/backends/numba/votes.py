@@ -87,7 +87,8 @@ class VoteTable:
 
     def mark(self, group: int, chunk: int) -> int:
         """Return which mark is that of a multiple of MARK_CHUNKS; the group's first one if it has no such chunk."""
-        return self._first_marks[group] + min(chunk // MARK_CHUNKS, self._marks[group].size - 1)
+        last: int = self._marks[group].size - 1
+        return self._first_marks[group] + min(chunk // MARK_CHUNKS, last)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
