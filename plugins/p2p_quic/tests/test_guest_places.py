@@ -25,7 +25,7 @@ class Places(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.guests = Guests(most=MOST, most_visits=VISITS, turn_seconds=3.0, idle_seconds=2.0)
+        self.guests = Guests(most=MOST, most_visits=VISITS, turn_seconds=3.0, idle_seconds=2.0, draw=random.Random(0))
         self.guests.neighbours = frozenset(MEMBERS[:6])
         self.connected: set[bytes] = set()
         self.greeted: set[bytes] = set()
