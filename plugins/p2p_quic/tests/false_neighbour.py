@@ -29,8 +29,8 @@ async def answer_all(link: Link, answer: Answer, asked: anyio.Event) -> None:
             asked.set()
             await answer(stream)
 
-    with suppress(LinkLost):
-        async with anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks:
+        with suppress(LinkLost):
             while True:
                 tasks.start_soon(one, await link.accept())
 
