@@ -10,8 +10,9 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -37,6 +38,10 @@ HOOKS: Mapping[str, tuple[str, type[hookspecs.Registration]]] = MappingProxyType
     }
 )
 """By kind: the hook and what it registers."""
+
+
+_printing = threading.RLock()
+"""Held while standard output is redirected. If two threads' blocks overlapped, the last one to end could leave it redirected."""
 
 
 class PluginApiWarning(UserWarning):
@@ -73,8 +78,7 @@ def registration_of(record: PluginRecord) -> tuple[hookspecs.Registration, str]:
 def imported(record: PluginRecord) -> ModuleType:
     """The module of an entry point. Raises Refused."""
     try:
-        # standard output is the command's own, and may be JSON
-        with contextlib.redirect_stdout(sys.stderr), exits_refused(_called(record)):
+        with _foreign_code(record):
             return importlib.import_module(record.module)
     except Exited as error:
         cause = f"importing it called {error}, {ADVICE}"
@@ -118,6 +122,13 @@ def missing_modules(registration: hookspecs.Registration) -> dict[str, str]:
     return missing
 
 
+@contextlib.contextmanager
+def _foreign_code(record: PluginRecord) -> Iterator[None]:
+    """Call a plugin's code. What it prints goes to standard error: standard output is the command's own, and may be JSON."""
+    with _printing, contextlib.redirect_stdout(sys.stderr), exits_refused(_called(record)):
+        yield
+
+
 def _registered(module: ModuleType, record: PluginRecord) -> list[hookspecs.Registration]:
     """What the module's hook of the record's kind returns. Raises Refused."""
     hook_name, of_type = HOOKS[record.kind]
@@ -127,7 +138,7 @@ def _registered(module: ModuleType, record: PluginRecord) -> list[hookspecs.Regi
         manager.register(module, name=record.module)
         manager.check_pending()
         caller = getattr(manager.hook, hook_name)
-        with contextlib.redirect_stdout(sys.stderr), exits_refused(_called(record)):
+        with _foreign_code(record):
             answers: list[Any] = caller()
     except Exited as error:
         cause = f"{hook_name} called {error}, {ADVICE}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from importlib.metadata import distributions
 from pathlib import Path
@@ -25,6 +26,7 @@ from psyche_core.plugins import (
 )
 from psyche_core.plugins import directory as plugin_directory
 from psyche_core.plugins.directory import parsed
+from psyche_core.plugins.loading import imported
 
 Install = Callable[..., None]
 
@@ -487,3 +489,29 @@ def test_every_problem_with_plugins_of_a_run_file_is_told(mine: PluginRegistry) 
         "model.LLM.optimizer.Foo.decay: missing; this key is required",
         "model.LLM.optimizer.Foo.dekay: unknown key; did you mean decay?",
     ]
+
+
+def test_standard_output_is_the_same_after_plugins_are_imported_in_threads(install: Install) -> None:
+    """The first begins first and ends first; if both were at work at once, the second would leave what it found."""
+    began, second_began, first_done = threading.Event(), threading.Event(), threading.Event()
+    sys.modules["meeting_point"] = SimpleNamespace(  # type: ignore[assignment]
+        first=lambda: (began.set(), second_began.wait(1)), second=lambda: (second_began.set(), first_done.wait(60))
+    )
+    names = ("first", "second")
+    for name in names:
+        install(f"psyche-{name}", {f"optimizer.{name}": f"{name}_of_two"}, code=f"import meeting_point\nmeeting_point.{name}()\n")
+
+    def load(name: str) -> None:
+        imported(PluginRecord("optimizer", name, f"psyche-{name}", "1.0", f"{name}_of_two", "ok"))
+        if name == "first":
+            first_done.set()
+
+    output = sys.stdout
+    threads = [threading.Thread(target=load, args=(name,)) for name in names]
+    threads[0].start()
+    began.wait(60)
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert sys.stdout is output
+    assert sys.modules.pop("meeting_point")
