@@ -502,14 +502,15 @@ def test_standard_output_is_the_same_after_plugins_are_imported_in_threads(insta
         install(f"psyche-{name}", {f"optimizer.{name}": f"{name}_of_two"}, code=f"import meeting_point\nmeeting_point.{name}()\n")
 
     def load(name: str) -> None:
-        imported(PluginRecord("optimizer", name, f"psyche-{name}", "1.0", f"{name}_of_two", "ok"))
+        module = f"{name}_of_two"
+        imported(PluginRecord(kind="optimizer", name=name, distribution=module, version="1.0", module=module, status="ok"))
         if name == "first":
             first_done.set()
 
     output = sys.stdout
     threads = [threading.Thread(target=load, args=(name,)) for name in names]
     threads[0].start()
-    began.wait(60)
+    assert began.wait(60)
     threads[1].start()
     for thread in threads:
         thread.join()
