@@ -55,7 +55,7 @@ async def beside_a_false_neighbour(
     """A member, all honest ones, and a neighbour of it that only keeps the connection alive: its link and its control stream."""
     key = SecretKey.generate()
     async with members_of(9, settings=replace(settings, silent_beats=10_000), others=[key.public]) as members:
-        near = graph(members, others=[key.public]).neighbours(key.public)
+        near = graph(members, others=[key.public], degree=settings.overlay_degree).neighbours(key.public)
         victim = next(member for member in members if member.peer_id in near)
         endpoint = await Endpoint.bind(key.seed, interface="127.0.0.1", port=0)
         try:

@@ -57,9 +57,9 @@ async def name_each_other(members: Sequence[QuicTransport], *, seed: int | None 
         await member.set_peers(peers, seed=seed)
 
 
-def graph(members: Sequence[QuicTransport], *, seed: int = SEED, others: Sequence[bytes] = ()) -> Overlay:
+def graph(members: Sequence[QuicTransport], *, seed: int = SEED, others: Sequence[bytes] = (), degree: int = DEGREE) -> Overlay:
     """The graph that all must have computed."""
-    return Overlay([*(member.peer_id for member in members), *others], seed, degree=DEGREE, full_mesh=SETTINGS.overlay_above)
+    return Overlay([*(member.peer_id for member in members), *others], seed, degree=degree, full_mesh=SETTINGS.overlay_above)
 
 
 async def joined(members: Sequence[QuicTransport], overlay: Overlay) -> None:
@@ -86,5 +86,5 @@ async def members_of(
                 for member in found:
                     member.check_messages(opened)
             await name_each_other(found, others=others)
-            await joined(found, graph(found, others=others))
+            await joined(found, graph(found, others=others, degree=settings.overlay_degree))
             yield found

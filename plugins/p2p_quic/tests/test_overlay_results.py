@@ -169,7 +169,7 @@ async def test_a_result_that_makes_progress_is_not_given_up_after_the_timeout() 
 
 async def test_a_source_that_is_much_slower_than_others_were_is_given_up() -> None:
     """It sends more than any source must; it is not what the line can carry."""
-    settings = replace(HOPS_ONLY, hedge_bytes=64, stall_seconds=1.0)
+    settings = replace(HOPS_ONLY, hedge_bytes=64, stall_seconds=1.0, overlay_degree=8)  # so that enough others are neighbours
     async with with_a_false_neighbour(trickles, settings) as (victim, members, stream, asked):
         near = [member for member in members if member.peer_id in victim.stats.peers]
         neighbour = near[0]
