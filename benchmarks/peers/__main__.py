@@ -25,15 +25,12 @@ from typing import Any
 
 from benchmarks import llama
 from benchmarks.options import one_of, positive, several, whole
-from benchmarks.peers import cells, environments, report, task
+from benchmarks.peers import cells, environments, report, task, tuning
 from benchmarks.peers.lines import why_not
 from benchmarks.peers.results import Results
 from benchmarks.peers.systems import BASE, ENVIRONMENTS, SYSTEMS
 
 LOOPBACK = Path(__file__).parents[2] / "tools" / "loopback.sh"
-TUNING = (0.5, 1.0, 2.0)
-"""Factors of each system's rate that --tune tries, without a limit on lines."""
-
 FULL: dict[str, Any] = {
     "size": "20M",
     "speeds": "10,50,100,unshaped",
@@ -92,7 +89,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--period", type=whole(1, 1_000_000), help="steps between synchronisations of DiLoCo and LocalSGD (default 25)"
     )
-    parser.add_argument("--tune", action="store_true", help="try three rates for each system first, unshaped, and use the best")
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="try three rates for each system first, unshaped, and use the best; what was measured counts",
+    )
     parser.add_argument("--at-seconds", type=positive, help="when the table's loss is (default: a quarter of --seconds)")
     parser.add_argument("--at-tokens", type=whole(1, 2**62), help="the same in tokens (default: half of --steps)")
     parser.add_argument("--target-loss", type=positive, default=5.5, help="the loss whose time the table says (%(default)s)")
@@ -150,14 +151,14 @@ class Measurement:
     def __init__(self, given: argparse.Namespace, results: Results, setup: cells.Setup, missing: dict[str, str]) -> None:
         self._given, self._results, self._setup, self._missing = given, results, setup, missing
 
-    def cell(self, cell: cells.Cell, *, tuning: bool = False) -> dict[str, Any]:
+    def cell(self, cell: cells.Cell) -> dict[str, Any]:
         """A cell's figures, measured now or before."""
-        key = f"tune/{cell.key}" if tuning else cell.key
+        key = cell.key
         known = self._results.cells.get(key)
         if known is not None and not (known.get("failed") and self._given.retry_failed):
             return known
         reason = self._missing.get(SYSTEMS[cell.system].environment)
-        row = {"system": cell.system, "megabits": cell.megabits, "fault": cell.fault}
+        row = {"system": cell.system, "megabits": cell.megabits, "fault": cell.fault, "factor": cell.factor}
         if reason is not None:
             found: dict[str, Any] = {**row, "failed": f"not installed: {reason}"}
         else:
@@ -167,8 +168,6 @@ class Measurement:
             except Exception as error:  # one system must not end the measurement of the others
                 found = {**row, "failed": f"{type(error).__name__}: {error}"}
         found |= {"key": key, "load": round(os.getloadavg()[0], 2)}
-        if tuning:
-            found["tuning"] = True
         if reason is None:  # what could not be installed is tried again the next time
             self._results.add(found)
         else:
@@ -177,14 +176,12 @@ class Measurement:
         return found
 
     def tuned(self) -> dict[str, float]:
-        """The best factor of each system's rate, of TUNING."""
-        best = {}
-        for name in self._given.systems.split(","):
-            tried = {factor: self.cell(cells.Cell(name, None, factor=factor), tuning=True) for factor in TUNING if name != BASE}
-            losses = {factor: found["validation_loss"] for factor, found in tried.items() if found.get("validation_loss")}
-            if losses:
-                best[name] = min(losses, key=lambda factor: losses[factor])
-        return best
+        """The best factor of each system's rate, of those that are tried on lines without a limit."""
+        names = [name for name in self._given.systems.split(",") if name != BASE]
+        for name in names:
+            for factor in tuning.FACTORS:
+                self.cell(cells.Cell(name, None, factor=factor))
+        return {name: tuning.best(self._results.cells, name) for name in names}
 
 
 def _in_short(found: dict[str, Any]) -> str:
@@ -228,7 +225,6 @@ def main() -> int:
         "fault_step",
         "epoch",
         "period",
-        "tune",
     )
     # Libraries that log to stdout when they are imported must not spoil the JSON.
     with (
@@ -304,6 +300,7 @@ def _report(given: argparse.Namespace, found: dict[str, dict[str, Any]], *, para
     rows = report.rows(found, seconds=given.at_seconds, tokens=given.at_tokens, loss=given.target_loss)
     parts = [
         report.table(rows, seconds=given.at_seconds, tokens=given.at_tokens, loss=given.target_loss),
+        tuning.table(found),
         report.fault_table(found),
     ]
     text = "\n\n".join(part for part in parts if part)

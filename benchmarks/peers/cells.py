@@ -120,7 +120,8 @@ def measure(cell: Cell, setup: Setup, *, say: Callable[[str], None]) -> dict[str
         )
         found |= {"validation": curve, "validation_loss": curve[-1][-1] if curve else None}
     shutil.rmtree(folder, ignore_errors=True) if "failed" not in found else None
-    return {"key": cell.key, "system": cell.system, "megabits": cell.megabits, "fault": cell.fault, "rate": task.rate, **found}
+    about = {"system": cell.system, "megabits": cell.megabits, "fault": cell.fault, "factor": cell.factor, "rate": task.rate}
+    return {"key": cell.key, **about, **found}
 
 
 class _Trial:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import tuning
 from benchmarks.peers.measures import loss_at, time_to
 from benchmarks.peers.systems import BASE, SYSTEMS
 
@@ -33,14 +34,14 @@ def speed_name(megabits: float | None) -> str:
 
 
 def rows(cells: Mapping[str, dict[str, Any]], *, seconds: float, tokens: int, loss: float) -> list[dict[str, Any]]:
-    """One row for each cell that trained, in the order of speeds and systems, with what follows from several cells.
+    """One row for each system and speed, with its best rate, in the order of speeds and systems.
 
     busy_share: what computing alone takes of a mean step. other_cpu_per_step: processor seconds besides forward and backward of
     computing alone. loss_after_seconds, loss_after_tokens: validation loss, None where a run did not get so far; by tokens None
     for computing alone too, where a member learns from its own only.
     time_to_loss: seconds since members were started until the validation loss is `loss`, None likewise.
     """
-    trained = [cell for cell in cells.values() if not cell["fault"] and "tuning" not in cell]
+    trained = tuning.shown(cells.values())
     base = next((cell for cell in trained if cell["system"] == BASE and cell.get("busy_cpu_per_step")), None)
     order = list(SYSTEMS)
     found = []
@@ -100,7 +101,7 @@ def _cell(name: str, row: Mapping[str, Any]) -> str:
     value = row.get(name)
     if name == "system":
         failed = str(row.get("failed", "")).replace("|", "/")
-        return SYSTEMS[row["system"]].title + (f": *{failed}*" if failed else "")
+        return _title(row) + (f": *{failed}*" if failed else "")
     if value is None:
         return "-"
     if name in ("sent_per_step", "memory"):
@@ -123,7 +124,7 @@ def figure(cells: Mapping[str, dict[str, Any]], file: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    trained = [cell for cell in cells.values() if not cell["fault"] and "tuning" not in cell and cell.get("validation")]
+    trained = [cell for cell in tuning.shown(cells.values()) if cell.get("validation")]
     speeds = sorted({_speed_of(cell) for cell in trained})
     if not speeds:
         return
@@ -135,7 +136,7 @@ def figure(cells: Mapping[str, dict[str, Any]], file: Path) -> None:
         for cell in (each for name in names for each in trained if each["system"] == name):
             if cell["system"] != BASE and _speed_of(cell) != speed:
                 continue
-            style = _style(cell["system"], names.index(cell["system"]))
+            style = _style(cell, names.index(cell["system"]))
             losses = [point[-1] for point in cell["validation"]]
             above.plot([point[_SECONDS] for point in cell["validation"]], losses, **style)
             if cell["system"] != BASE:
@@ -159,10 +160,16 @@ def _speed_of(cell: Mapping[str, Any]) -> float:
     return cell["megabits"] or float("inf")
 
 
-def _style(name: str, place: int) -> dict[str, Any]:
+def _title(cell: Mapping[str, Any]) -> str:
+    factor = tuning.factor_of(cell)
+    return SYSTEMS[cell["system"]].title + ("" if factor == 1 else f", rate × {factor:g}")
+
+
+def _style(cell: Mapping[str, Any], place: int) -> dict[str, Any]:
+    name = cell["system"]
     wide = 2.2 if name.startswith("ours") else 1.2
     line = "--" if name == BASE else "-"
-    return {"label": SYSTEMS[name].title, "color": f"C{place % 10}", "linewidth": wide, "linestyle": line, "marker": "."}
+    return {"label": _title(cell), "color": f"C{place % 10}", "linewidth": wide, "linestyle": line, "marker": "."}
 
 
 def _handles(panels: Sequence[Any]) -> tuple[list[Any], list[str]]:

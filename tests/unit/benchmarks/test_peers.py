@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.peers import cells, environments, measures, ours_run, report
+from benchmarks.peers import cells, environments, measures, ours_run, report, tuning
 from benchmarks.peers.__main__ import Measurement, arguments, planned, speeds
 from benchmarks.peers.lines import Counters, parse_counters, tbf
 from benchmarks.peers.progress import ClientProgress, LineReader, Step, Weights, WorkerProgress
@@ -285,6 +285,55 @@ def test_the_table_compares_with_computing_alone() -> None:
     assert (slow["loss_after_tokens"], base["loss_after_tokens"]) == (6.1, None), "alone a member learns from its own tokens only"
     assert "| hivemind, an update a step: *not installed: why* | - |" in text
     assert failed["failed"]
+
+
+def tried(system: str, factor: float, *losses: float, megabits: float | None = None) -> dict[str, Any]:
+    """A run of a factor that validated after every thousand tokens."""
+    curve = [[10.0 * (place + 1), 1000 * (place + 1), 5, loss] for place, loss in enumerate(losses)]
+    key = f"{system}/{megabits}/train/{factor:g}"
+    return {**cell(system, megabits, factor=factor, validation=curve, validation_loss=losses[-1]), "key": key}
+
+
+def by_key(*each: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {one["key"]: one for one in each}
+
+
+def test_rates_are_compared_after_tokens_that_all_have_trained() -> None:
+    """The run of factor 2 made a step more, and only there it has the lowest loss."""
+    found = by_key(tried("ddp", 1.0, 7.0, 6.0), tried("ddp", 2.0, 7.0, 6.2, 5.5), tried("ddp", 0.5, 7.0, 6.5))
+    assert tuning.losses(found, "ddp") == {0.5: 6.5, 1.0: 6.0, 2.0: 6.2}
+    assert tuning.best(found, "ddp") == 1.0
+    assert tuning.best(found, "ours-8") == 1.0
+    longer = by_key(tried("ddp", 1.0, 7.0, 6.0, 5.9), tried("ddp", 2.0, 7.0, 6.2, 5.5))
+    assert tuning.best(longer, "ddp") == 2.0
+    assert "| DDP, float32 | 3,000 | - | 5.90 | **5.50** |" in tuning.table(longer)
+    assert tuning.table(by_key(tried("ddp", 1.0, 7.0, 6.0))) == "", "one rate is no choice"
+
+
+def test_the_best_rate_is_shown_or_the_nearest_that_was_measured() -> None:
+    found = by_key(
+        tried("ddp", 1.0, 7.0, 6.0),
+        tried("ddp", 2.0, 7.0, 5.5),
+        tried("ddp", 0.5, 6.9, megabits=10.0),
+        tried("ddp", 1.0, 6.9, megabits=10.0),
+    )
+    assert {(each["megabits"], each["factor"]) for each in tuning.shown(found.values())} == {(None, 2.0), (10.0, 1.0)}
+    text = report.table(report.rows(found, seconds=9.0, tokens=100, loss=6.55), seconds=9.0, tokens=100, loss=6.55)
+    assert "| DDP, float32, rate × 2 |" in text
+    assert "| DDP, float32 |" in text
+
+
+def test_tuning_measures_what_is_missing_only(tmp_path: Path) -> None:
+    given = arguments(["--cache", "c", "--out", str(tmp_path), "--systems", "alone,ddp", "--tune"])
+    setup = cells.Setup(
+        task_folder=tmp_path, work=tmp_path, members=4, sequences=6, sequence_length=128, steps=5, seconds=5.0, patience=5.0,
+        warmup=1, every=1, fault_step=1, epoch=5, period=5,
+    )  # fmt: skip
+    with Results(tmp_path / "cells.jsonl", {}) as results:
+        for one in (tried("ddp", 0.5, 6.0), tried("ddp", 1.0, 5.0)):
+            results.add({**one, "key": f"ddp/unshaped/train/{one['factor']:g}"})
+        assert Measurement(given, results, setup, {"torch": "gone"}).tuned() == {"ddp": 1.0}
+        assert results.cells["ddp/unshaped/train/2"]["failed"] == "not installed: gone"
 
 
 def test_the_table_of_faults_says_what_happened_to_whom() -> None:
