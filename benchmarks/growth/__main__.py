@@ -37,6 +37,16 @@ MEMBERS, QUICK_MEMBERS = (8, 16, 32, 64), (4, 8, 12)
 MANY, QUICK_MANY = (8, 32, 64, 128, 256), (8, 16)
 OVERLAY_MEMBERS, QUICK_OVERLAY_MEMBERS = (32, 64, 128, 256), (34, 40)
 ROUNDS, QUICK_ROUNDS = 10_000, 50
+PARTS = ("optimizer", "mesh", "coordinator", "handlers", "overlay", "ranks", "chain")
+OPTIONS = {
+    "sizes": ("optimizer",),
+    "threads": ("optimizer",),
+    "degree": ("mesh",),
+    "members": ("mesh", "coordinator", "handlers", "overlay", "chain"),
+}
+"""The parts that an option is for."""
+MOST_MEMBERS = 256
+"""Of a run, and so of all parts but the mesh."""
 
 
 def main() -> None:
@@ -44,18 +54,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="benchmarks.growth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ("optimizer", "mesh", "coordinator", "handlers", "overlay", "ranks", "chain")
-    parser.add_argument("parts", nargs="*", type=one_of(parts, "part"), metavar="PART", help=f"{', '.join(parts)}; default: all")
+    parser.add_argument("parts", nargs="*", type=one_of(PARTS, "part"), metavar="PART", help=f"{', '.join(PARTS)}; default: all")
     parser.add_argument(
         "--sizes",
         type=several(one_of(optimizer.WIDTHS, "size")),
         help=f"numbers of parameters of `optimizer` (default: {','.join(optimizer.WIDTHS)})",
     )
-    parser.add_argument("--threads", type=whole(1, 1024), default=2, help="torch threads of `optimizer` (default: 2)")
+    parser.add_argument("--threads", type=whole(1, 1024), help="torch threads of `optimizer` (default: 2)")
     parser.add_argument(
         "--members",
-        type=several(whole(2, 1024)),
-        help=f"numbers of endpoints of `mesh` (default: {','.join(map(str, MEMBERS))})",
+        type=several(whole(2, MOST_MEMBERS)),
+        help=f"numbers of members, of all parts over members (default: {','.join(map(str, MEMBERS))} of `mesh`, "
+        f"{','.join(map(str, OVERLAY_MEMBERS))} of `overlay`, {','.join(map(str, MANY))} of others)",
     )
     parser.add_argument(
         "--degree", type=even(2, MOST_DEGREE), help="most neighbours of an endpoint of `mesh` (default: all are connected)"
@@ -64,13 +74,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for growth.json, and of each part a table (PART.txt) and a plot")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     given = parser.parse_args()
+    _refuse_useless(parser, given)
     enter_loopback("benchmarks.growth")
     sizes = given.sizes.split(",") if given.sizes else QUICK_SIZES if given.quick else tuple(optimizer.WIDTHS)
-    members = tuple(map(int, given.members.split(","))) if given.members else QUICK_MEMBERS if given.quick else MEMBERS
-    many = QUICK_MANY if given.quick else MANY
+    wanted = tuple(map(int, given.members.split(","))) if given.members else ()
+    members = wanted or (QUICK_MEMBERS if given.quick else MEMBERS)
+    many = wanted or (QUICK_MANY if given.quick else MANY)
     ways: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], list[Curve]]]] = {
         "optimizer": (
-            lambda: optimizer.measure(sizes, QUICK_SENDERS if given.quick else SENDERS, threads=given.threads, say=_say),
+            lambda: optimizer.measure(sizes, QUICK_SENDERS if given.quick else SENDERS, threads=given.threads or 2, say=_say),
             optimizer.curves,
         ),
         "mesh": (lambda: mesh.measure(members, say=_say, degree=given.degree), mesh.curves),
@@ -80,7 +92,7 @@ def main() -> None:
         ),
         "handlers": (lambda: handlers.measure(many, say=_say), handlers.curves),
         "overlay": (
-            lambda: overlay.measure(QUICK_OVERLAY_MEMBERS if given.quick else OVERLAY_MEMBERS, say=_say),
+            lambda: overlay.measure(wanted or (QUICK_OVERLAY_MEMBERS if given.quick else OVERLAY_MEMBERS), say=_say),
             overlay.curves,
         ),
         "ranks": (
@@ -104,6 +116,13 @@ def main() -> None:
             _keep(given.out, name, report, curves)
     if given.json:
         print(json.dumps(report))
+
+
+def _refuse_useless(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """End with a sentence if an option changes none of the parts."""
+    for option, parts in OPTIONS.items():
+        if getattr(given, option) is not None and not set(given.parts or PARTS) & set(parts):
+            parser.error(f"--{option} changes nothing in {', '.join(given.parts)}: it is for {', '.join(parts)}")
 
 
 def _keep(folder: Path, name: str, report: dict[str, Any], curves: list[Curve]) -> None:

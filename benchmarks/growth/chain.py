@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -73,23 +74,28 @@ def curves(found: Figures) -> list[Curve]:
     kinds = sorted({kind for figures in members.values() for kind in figures["kinds"]})
     lasting = [(int(played), figures) for played, figures in found["lasting"].items()]
     return [
-        *(over_members(f"{kind}, median", "units", _units(kind, "units_p50")) for kind in kinds),
-        *(over_members(f"{kind}, largest", "units", _units(kind, "units_max")) for kind in kinds),
+        *(over_members(f"{_words(kind)}, median", "units", _units(kind, "units_p50")) for kind in kinds),
+        *(over_members(f"{_words(kind)}, largest", "units", _units(kind, "units_max")) for kind in kinds),
         over_members("all of a round", "units", lambda f: f["round"]["units"]),
         over_members("transactions of a round", "transactions", lambda f: f["round"]["transactions"]),
         over_members("transactions of an epoch beside rounds", "transactions", lambda f: f["beside"]["transactions"]),
         over_members("fees of a round, all", "lamports", lambda f: f["round"]["lamports"]),
         over_members("fees of a round, a member's mean", "lamports", lambda f: f["round"]["member_lamports"]),
-        over_members("transactions of a round", "bytes", lambda f: f["round"]["bytes"]),
+        over_members("all transactions of a round", "bytes", lambda f: f["round"]["bytes"]),
         over_members("a member reads of a round", "bytes", lambda f: f["reads"]["round_bytes"]),
         over_members("a member reads of an epoch", "bytes", lambda f: f["reads"]["epoch_bytes"]),
-        over_members("SVM of a round, p50", "CPU ms", lambda f: f["svm_round_p50_ms"]),
-        over_members("SVM of a round, p99", "CPU ms", lambda f: f["svm_round_p99_ms"]),
+        over_members("SVM of a round, median", "CPU ms", lambda f: f["svm_round_p50_ms"]),
+        over_members("SVM of a round, 99 %", "CPU ms", lambda f: f["svm_round_p99_ms"]),
         over_members("a client decodes an account", "CPU ms", lambda f: f["client"]["decode_p50_ms"]),
         over_members("a client follows a round", "CPU ms", lambda f: f["client"]["round_p50_ms"]),
         curve("memory", "MB", "rounds", [(played, figures["rss_mb"]) for played, figures in lasting]),
         curve("size of the account", "bytes", "rounds", [(played, figures["account_bytes"]) for played, figures in lasting]),
     ]
+
+
+def _words(command: str) -> str:
+    """A command's name as words: "WarmupWitness" is "warmup witness"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", command).lower()
 
 
 def on_a_cluster(units: Sequence[int]) -> Figures:

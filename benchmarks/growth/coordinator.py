@@ -34,19 +34,20 @@ def measure(counts: Sequence[int], rounds: int, *, say: Callable[[str], None]) -
 
 def curves(found: Figures) -> list[Curve]:
     """Each cost over the number of members, and memory over rounds."""
-    units = {
-        "fanout_p50_ms": "ms",
-        "fanout_p99_ms": "ms",
-        "bytes_per_client_per_round": "bytes",
-        "server_cpu_ms_per_round": "CPU ms",
-        "decode_ms": "ms",
-        "server_rss_mb": "MB",
-    }
+    costs = (
+        ("fanout_p50_ms", "a change until everybody has it, median", "ms"),
+        ("fanout_p99_ms", "a change until everybody has it, 99 %", "ms"),
+        ("bytes_per_client_per_round", "received by a client in a round", "bytes"),
+        ("server_cpu_ms_per_round", "the server's CPU of a round", "CPU ms"),
+        ("decode_ms", "a client decodes the state", "ms"),
+        ("server_rss_mb", "the server's memory", "MB"),
+    )
     by_members = [
-        curve(name, unit, "members", [(int(count), figures[name]) for count, figures in found["members"].items()])
-        for name, unit in units.items()
+        curve(title, unit, "members", [(int(count), figures[name]) for count, figures in found["members"].items()])
+        for name, title, unit in costs
     ]
-    return [*by_members, curve("memory", "MB", "rounds", [(int(played), rss) for played, rss in found["lasting"].items()])]
+    lasting = curve("the server's memory", "MB", "rounds", [(int(played), rss) for played, rss in found["lasting"].items()])
+    return [*by_members, lasting]
 
 
 async def _lasting(rounds: int) -> dict[int, float]:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_COLUMNS = 7
+"""Most sizes of a table."""
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -52,13 +55,31 @@ def curve(title: str, unit: str, over: str, points: Iterable[tuple[float, float]
 
 
 def table(curves: Sequence[Curve]) -> str:
-    """One line a curve: its exponents and its points."""
-    width = max((len(each.title) for each in curves), default=0)
-    lines = [f"{'cost':{width}}  exponent  at the end  points"]
+    """A table for each thing that grows: a line a curve, with its points, unit and exponents. Of many sizes, some are shown."""
+    return "\n\n".join(
+        _table(over, [each for each in curves if each.over == over]) for over in dict.fromkeys(each.over for each in curves)
+    )
+
+
+def _table(over: str, curves: Sequence[Curve]) -> str:
+    sizes = _some(sorted({size for each in curves for size, _ in each.points}))
+    rows = [[f"with so many {over}", *map(_short, sizes), "exponent", "at the end"]]
     for each in curves:
-        points = "  ".join(f"{_short(x)}: {y:.4g}" for x, y in each.points)
-        lines.append(f"{each.title:{width}}  {_text(each.exponent):>8}  {_text(each.last_exponent):>10}  {points} {each.unit}")
-    return "\n".join(lines)
+        costs = dict(each.points)
+        shown = [f"{costs[size]:.4g}" if size in costs else "-" for size in sizes]
+        rows.append([f"{each.title} ({each.unit})", *shown, _text(each.exponent), _text(each.last_exponent)])
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return "\n".join(
+        "  ".join([row[0].ljust(first), *(word.rjust(width) for word, width in zip(row[1:], others, strict=True))])
+        for row in rows
+    )
+
+
+def _some(sizes: list[float]) -> list[float]:
+    """At most _COLUMNS of them, evenly chosen, the first and the last included."""
+    if len(sizes) <= _COLUMNS:
+        return sizes
+    return [sizes[round(place * (len(sizes) - 1) / (_COLUMNS - 1))] for place in range(_COLUMNS)]
 
 
 def plot(path: Path, curves: Sequence[Curve]) -> None:

@@ -57,7 +57,8 @@ def curves(found: dict[str, Any]) -> list[Curve]:
         return curve(title, unit, "members", [(int(count), cost(figures)) for count, figures in found.items()])
 
     def slowest(part: str, name: str) -> Curve:
-        return over_members(f"{part}, {name[:3]} of a call", "CPU ms", lambda figures: figures[part]["all"][name])
+        which = {"p99_ms": "99 % of calls are shorter", "max_ms": "longest call"}[name]
+        return over_members(f"{part}, {which}", "CPU ms", lambda figures: figures[part]["all"][name])
 
     return [
         over_members("events of a member and round", "events", lambda figures: figures["events_per_member_and_round"]),

@@ -38,19 +38,19 @@ def measure(counts: Sequence[int], *, say: Callable[[str], None], degree: int | 
 
 def curves(found: dict[str, Any]) -> list[Curve]:
     """Each cost of a member over the number of members."""
-    units = {
-        "connect_cpu_s": "CPU seconds",
-        "idle_cpu_share": "share of a core",
-        "cpu_ms_per_message": "CPU ms",
-        "message_p99_ms": "ms",
-        "round_cpu_s": "CPU seconds",
-        "round_s": "s",
-        "sent_mb_per_round": "MB",
-        "resident_mb": "MB",
-    }
+    costs = (
+        ("connect_cpu_s", "connecting with all", "CPU seconds"),
+        ("idle_cpu_share", "at rest", "share of a core"),
+        ("cpu_ms_per_message", "one message received", "CPU ms"),
+        ("message_p99_ms", "a message until everybody has it, 99 %", "ms"),
+        ("round_cpu_s", "a round of results", "CPU seconds"),
+        ("round_s", "a round of results, until the last member has all", "s"),
+        ("sent_mb_per_round", "sent in a round of results", "MB"),
+        ("resident_mb", "memory", "MB"),
+    )
     return [
-        curve(name, unit, "members", [(int(count), figures[name]) for count, figures in found.items()])
-        for name, unit in units.items()
+        curve(title, unit, "members", [(int(count), figures[name]) for count, figures in found.items()])
+        for name, title, unit in costs
     ]
 
 

@@ -81,15 +81,21 @@ def curves(found: dict[str, Any]) -> list[Curve]:
         return curve(title, unit, "parameters", [(size, value) for size, value in costs if value is not None])
 
     senders = sorted({int(count) for each in found.values() for count in each["apply_ms"]})
-    made = [over_parameters(name, "ms", itemgetter(f"{name}_ms")) for name in ("compress", "check")]
-    made += [over_parameters(f"apply of {count}", "ms", partial(_apply_ms, count=count)) for count in senders]
-    made += [
-        over_parameters(f"memory {name}", "MB", itemgetter(f"{name}_mb")) for name in ("at_rest", "compress_peak", "apply_peak")
-    ]
+    titles = {"compress": "compress", "check": "check of one result"}
+    made = [over_parameters(title, "ms", itemgetter(f"{name}_ms")) for name, title in titles.items()]
+    made += [over_parameters(_results(count), "ms", partial(_apply_ms, count=count)) for count in senders]
+    memory = {"at_rest": "at rest", "compress_peak": "of compress, highest", "apply_peak": "of the largest apply, highest"}
+    made += [over_parameters(f"memory {title}", "MB", itemgetter(f"{name}_mb")) for name, title in memory.items()]
     for title, each in found.items():
         for name, unit, costs in (("apply", "ms", "apply_ms"), ("memory of apply", "MB", "apply_peak_by_senders_mb")):
-            made.append(curve(f"{name} at {title}", unit, "senders", [(int(count), cost) for count, cost in each[costs].items()]))
+            made.append(
+                curve(f"{name}, {title} parameters", unit, "senders", [(int(count), cost) for count, cost in each[costs].items()])
+            )
     return made
+
+
+def _results(count: int) -> str:
+    return f"apply of {count} result" + ("s" if count > 1 else "")
 
 
 def _apply_ms(figures: dict[str, Any], count: int) -> float | None:

@@ -64,17 +64,25 @@ def curves(found: dict[str, Any]) -> list[Curve]:
         value: float = figures[part][name][figure]
         return value
 
-    units = {"hops": "hops", "copies": "copies", "bytes": "bytes", "sent_over_mean": "times the mean"}
+    spreads = (
+        ("hops", "hops to the last member", "hops"),
+        ("copies", "copies that a member gets", "copies"),
+        ("bytes", "sent by a member", "bytes"),
+        ("sent_over_mean", "busiest member over the mean", "times"),
+    )
     spreading = [
-        over_members(f"{part} {figure}", unit, partial(of, part, CHOSEN, figure))
-        for part in ("messages", "messages_dropped")
-        for figure, unit in units.items()
+        over_members(f"a message{when}: {title}", unit, partial(of, part, CHOSEN, figure))
+        for part, when in (("messages", ""), ("messages_dropped", ", a tenth pass nothing on"))
+        for figure, title, unit in spreads
     ]
     fetching = [
-        over_members(f"{part} {figure}, {case}", "times", partial(of, part, case, figure))
-        for part in ("results", "results_of_few")
-        for figure in ("upload_over_mean", "time_over_ideal")
-        for case in ("direct", CASES[0])
+        over_members(f"{who}: {title}, {way}", "times", partial(of, part, case, figure))
+        for part, who in (("results", "all have a result"), ("results_of_few", f"one of {FEW} has one"))
+        for figure, title in (
+            ("upload_over_mean", "busiest upload over the mean"),
+            ("time_over_ideal", "time over a full line's"),
+        )
+        for case, way in (("direct", "from the author"), (CASES[0], "overlay"))
     ]
     return [
         over_members("connections of a member", "connections", lambda figures: figures["graph"]["neighbours_mean"]),

@@ -53,10 +53,18 @@ def measure(ranks: Sequence[int], size: str, *, say: Callable[[str], None]) -> d
 
 def curves(found: dict[str, Any]) -> list[Curve]:
     """Each cost over ranks."""
-    units = {"rank_0_mb": "MB", "largest_other_mb": "MB"}
-    names = [name for name in next(iter(found.values())) if name.endswith(("_ms", "_mb"))]
-    every = {name: [(int(count), each[name]) for count, each in found.items() if each[name] is not None] for name in names}
-    return [curve(name, units.get(name, "ms"), "ranks", costs) for name, costs in every.items()]
+    costs = (
+        ("rank_0_mb", "memory of rank 0", "MB"),
+        ("largest_other_mb", "memory of the largest other rank", "MB"),
+        ("compress_ms", "compress, until rank 0 goes on", "ms"),
+        ("apply_ms", "apply, until rank 0 goes on", "ms"),
+        ("compress_cpu_ms", "compress, CPU of the busiest rank", "ms"),
+        ("apply_cpu_ms", "apply, CPU of the busiest rank", "ms"),
+    )
+    return [
+        curve(title, unit, "ranks", [(int(count), each[name]) for count, each in found.items() if each[name] is not None])
+        for name, title, unit in costs
+    ]
 
 
 def _measured(ranks: int, size: str) -> dict[str, Any]:

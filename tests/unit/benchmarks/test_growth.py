@@ -32,11 +32,23 @@ def test_a_cost_that_was_not_measured_has_no_exponent(tmp_path: Path) -> None:
     lone = curve("lone", "ms", "members", [(4, 2.0), (8, 0.0)])
     assert math.isnan(lone.exponent)
     assert lone.as_table()["exponent"] is None
-    assert " -  " in table([lone])
+    assert table([lone]).splitlines()[-1].split() == ["lone", "(ms)", "2", "-", "-"]
     assert "None" not in table([lone])
     assert json.dumps(curve("none", "ms", "members", []).as_table())
     plot(tmp_path / "costs.png", [lone, curve("rising", "ms", "members", [(1, 1.0), (2, 4.0)])])
     assert (tmp_path / "costs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_table_has_a_column_for_each_size_and_a_part_for_each_thing_that_grows() -> None:
+    both = [curve("first", "ms", "members", [(8, 1.0), (16, 2.0)]), curve("second", "MB", "members", [(16, 3.0), (2048, 4.0)])]
+    members, rounds = table([*both, curve("third", "MB", "rounds", [(place, 1.0) for place in range(1, 101)])]).split("\n\n")
+    heads, first, second = members.splitlines()
+    assert heads.split() == ["with", "so", "many", "members", "8", "16", "2.05k", "exponent", "at", "the", "end"]
+    assert first.split() == ["first", "(ms)", "1", "2", "-", "1.00", "1.00"]
+    assert second.split() == ["second", "(MB)", "-", "3", "4", "0.06", "0.06"]
+    shown = rounds.splitlines()[0].removeprefix("with so many rounds").split()[:-4]  # without "exponent at the end"
+    assert (shown[0], shown[-1]) == ("1", "100")
+    assert len(shown) == 7
 
 
 def test_a_made_up_payload_passes_the_check_and_is_as_long_as_a_real_one() -> None:

@@ -48,7 +48,8 @@ def test_peers_takes_what_is_right() -> None:
     [
         (["optimizer", "--sizes", "1M,foo"], "there is no size 'foo'; there are 1M,"),
         (["optimizer", "--threads", "0"], "--threads: expected a whole number from 1 to 1024, got '0'"),
-        (["mesh", "--members", "4,1"], "--members: expected a whole number from 2 to 1024, got '1'"),
+        (["mesh", "--members", "4,1"], "--members: expected a whole number from 2 to 256, got '1'"),
+        (["ranks", "handlers", "--degree", "4"], "--degree changes nothing in ranks, handlers: it is for mesh"),
         (["mesh", "--degree", "7"], "--degree: expected an even number, got '7'"),
         (["mesh", "--degree", "-2"], "--degree: expected a whole number from 2 to"),
         (["boom"], "there is no part 'boom'; there are optimizer, mesh,"),
