@@ -36,6 +36,7 @@ QUICK_SIZES = ("1M", "4M", "16M")
 MEMBERS, QUICK_MEMBERS = (8, 16, 32, 64), (4, 8, 12)
 MANY, QUICK_MANY = (8, 32, 64, 128, 256), (8, 16)
 OVERLAY_MEMBERS, QUICK_OVERLAY_MEMBERS = (32, 64, 128, 256), (34, 40)
+REPORT = "growth.json"
 ROUNDS, QUICK_ROUNDS = 10_000, 50
 PARTS = ("optimizer", "mesh", "coordinator", "handlers", "overlay", "ranks", "chain")
 OPTIONS = {
@@ -71,10 +72,16 @@ def main() -> None:
         "--degree", type=even(2, MOST_DEGREE), help="most neighbours of an endpoint of `mesh` (default: all are connected)"
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
-    parser.add_argument("--out", type=Path, help="folder for growth.json, and of each part a table (PART.txt) and a plot")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder for growth.json, and of each part a table (PART.txt) and a plot; parts that were measured before stay",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     given = parser.parse_args()
     _refuse_useless(parser, given)
+    if given.out is not None:
+        _make(given.out)
     enter_loopback("benchmarks.growth")
     sizes = given.sizes.split(",") if given.sizes else QUICK_SIZES if given.quick else tuple(optimizer.WIDTHS)
     wanted = tuple(map(int, given.members.split(","))) if given.members else ()
@@ -104,7 +111,7 @@ def main() -> None:
             chain.curves,
         ),
     }
-    report: dict[str, Any] = {"machine": platform.machine(), "python": platform.python_version()}
+    report = {**_earlier(given.out), "machine": platform.machine(), "python": platform.python_version()}
     for name in given.parts or ways:
         measure, curves_of = ways[name]
         figures = measure()
@@ -125,10 +132,35 @@ def _refuse_useless(parser: argparse.ArgumentParser, given: argparse.Namespace) 
             parser.error(f"--{option} changes nothing in {', '.join(given.parts)}: it is for {', '.join(parts)}")
 
 
+def _make(folder: Path) -> None:
+    """Make the folder of --out before anything is measured."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.stderr.write(f"Error: --out: the folder {folder} cannot be made: {error.strerror}\n")
+        raise SystemExit(2) from None
+
+
+def _earlier(folder: Path | None) -> dict[str, Any]:
+    """What other commands have written into growth.json: their parts stay."""
+    file = folder / REPORT if folder is not None else None
+    if file is None or not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        sys.stderr.write(f"Error: --out: {file} is not a report of this benchmark; choose another folder, or delete it\n")
+        raise SystemExit(2)
+    return found
+
+
 def _keep(folder: Path, name: str, report: dict[str, Any], curves: list[Curve]) -> None:
     """Write what is finished; the next part may take long."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "growth.json").write_text(json.dumps(report, indent=1) + "\n")
+    unfinished = folder / f"{REPORT}.new"
+    unfinished.write_text(json.dumps(report, indent=1) + "\n")
+    unfinished.replace(folder / REPORT)  # an interruption leaves the earlier parts
     with (folder / f"{name}.txt").open("w") as file:
         file.write(table(curves) + "\n")
     plot(folder / f"{name}.png", curves)
@@ -139,4 +171,8 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: parts that are finished are in --out, if it was given; name the others to go on\n")
+        sys.exit(130)

@@ -10,6 +10,10 @@ from typing import Any
 
 _COLUMNS = 7
 """Most sizes of a table."""
+_LEAST_RATIO = 1.3
+"""Of two sizes that a plot's axis names."""
+_LEAST_SPAN = 10.0
+"""A plot's highest cost over its lowest, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ def _table(over: str, curves: Sequence[Curve]) -> str:
     rows = [[f"with so many {over}", *map(_short, sizes), "exponent", "at the end"]]
     for each in curves:
         costs = dict(each.points)
-        shown = [f"{costs[size]:.4g}" if size in costs else "-" for size in sizes]
+        shown = [_cost(costs[size]) if size in costs else "-" for size in sizes]
         rows.append([f"{each.title} ({each.unit})", *shown, _text(each.exponent), _text(each.last_exponent)])
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     return "\n".join(
@@ -94,11 +98,37 @@ def plot(path: Path, curves: Sequence[Curve]) -> None:
             if (each.unit, each.over) == (unit, over):
                 xs, ys = zip(*each.points, strict=True)
                 axes.loglog(xs, ys, marker="o", label=f"{each.title} (exponent {_text(each.exponent)})")
+        _scales(axes, sizes=_apart({size for each in curves if each.over == over for size, _ in each.points}))
         axes.set_xlabel(over)
         axes.set_ylabel(unit)
         axes.legend(fontsize="x-small")
         axes.grid(visible=True, which="major", alpha=0.3)
     figure.savefig(path, dpi=110)
+
+
+def _apart(sizes: set[float]) -> list[float]:
+    """Sizes whose names do not touch on a logarithmic axis, the largest first."""
+    kept: list[float] = []
+    for size in sorted(sizes, reverse=True):
+        if not kept or kept[-1] > _LEAST_RATIO * size:
+            kept.append(size)
+    return kept
+
+
+def _scales(axes: Any, *, sizes: Sequence[float]) -> None:
+    """Plain numbers at both axes, the sizes themselves at the lower one, and a cost that hardly changes looks like that."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+    axes.xaxis.set_major_locator(FixedLocator(list(sizes)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _short(size)))
+    low, high = axes.get_ylim()
+    if high < _LEAST_SPAN * low:
+        middle = math.sqrt(low * high)
+        axes.set_ylim(middle / math.sqrt(_LEAST_SPAN), middle * math.sqrt(_LEAST_SPAN))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda cost, _: _cost(cost)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _rounded(value: float) -> float | None:
@@ -112,5 +142,10 @@ def _short(value: float) -> str:
     return f"{value:g}"
 
 
+def _cost(value: float) -> str:
+    """Four digits, and no powers of ten below a million millions."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def _text(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}"
+    return "-" if math.isnan(value) else f"{round(value, 2) + 0.0:.2f}"  # + 0.0: no "-0.00"

@@ -11,6 +11,8 @@ from benchmarks.peers.measures import loss_at, time_to
 from benchmarks.peers.systems import BASE, SYSTEMS
 
 _SECONDS, _TOKENS, _SENT = 0, 1, 2
+_LEAST_WIDTH = 6.0
+"""Inches of the figure: two names of systems side by side."""
 
 COLUMNS = (
     ("system", "system"),
@@ -128,7 +130,7 @@ def figure(cells: Mapping[str, dict[str, Any]], file: Path) -> None:
     speeds = sorted({_speed_of(cell) for cell in trained})
     if not speeds:
         return
-    picture = Figure(figsize=(4.5 * len(speeds), 7), layout="constrained")
+    picture = Figure(figsize=(max(4.5 * len(speeds), _LEAST_WIDTH), 7), layout="constrained")
     panels = picture.subplots(2, len(speeds), sharex="row", sharey=True, squeeze=False)
     names = [name for name in SYSTEMS if any(cell["system"] == name for cell in trained)]
     for speed, above, below in zip(speeds, *panels, strict=True):
@@ -150,7 +152,7 @@ def figure(cells: Mapping[str, dict[str, Any]], file: Path) -> None:
             panel.grid(visible=True, alpha=0.3)
     for row in panels:
         row[0].set_ylabel("validation loss, nats a token")
-    picture.legend(*_handles(panels[0]), loc="outside lower center", ncols=4, fontsize="small")
+    picture.legend(*_handles(panels[0]), loc="outside lower center", ncols=max(2, len(speeds)), fontsize="small")
     file.parent.mkdir(parents=True, exist_ok=True)
     with np.errstate(invalid="ignore"):  # numpy may see flags that torch's kernels left, when matplotlib divides plain numbers
         picture.savefig(file, dpi=110)

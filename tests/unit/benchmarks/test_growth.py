@@ -151,9 +151,20 @@ def test_an_estimate_is_the_codec_s_length_and_grows_as_it_says() -> None:
     real = len(optimizer._optimizer(model).compress(1, learning_rate=1e-3))
     parameters = sum(parameter.numel() for parameter in model.parameters.values())
     assert estimate.result_bytes(parameters, optimizer.TOPK) == pytest.approx(real, rel=0.05)
-    few, many = (estimate.step(8e9, members, 8, "1 Gbit/s") for members in (64, 256))
+    few, many = (estimate.step(8e9, members, coefficients=8, megabits=1000, tflops=400) for members in (64, 256))
     assert many.received_bytes / few.received_bytes == 255 / 63
     assert few.compute_s / many.compute_s == 4
     assert few.step_s == few.transfer_s
     assert few.busy_share == pytest.approx(few.compute_s / few.transfer_s)
     assert estimate.table([few]).count("\n") == 2
+
+
+def test_an_estimate_is_of_what_was_asked_for() -> None:
+    words = ["--parameters", "20M,1B", "--members", "60", "--coefficients", "8", "--lines", "100", "--tokens", "6e5"]
+    small, large = estimate.steps(estimate.arguments([*words, "--tflops", "40"]))
+    assert (small.parameters, large.parameters, small.members, small.megabits) == (20e6, 1e9, 60, 100.0)
+    assert large.compute_s == pytest.approx(6 * 1e9 * 6e5 / 60 / 40e12)
+    assert large.received_bytes == pytest.approx(59 * large.result_bytes)
+    assert large.transfer_s == pytest.approx(large.received_bytes / 12.5e6)
+    assert "| 20 M | 60 | 8 | 0.056 MB | 3.3 MB | 100 Mbit/s |" in estimate.table([small])
+    assert len(estimate.steps(estimate.arguments([]))) == 16

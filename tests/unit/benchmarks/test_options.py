@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,11 @@ def test_peers_takes_what_is_right() -> None:
     assert (given.speeds, given.faults, given.systems, given.seconds) == ("2.5,unshaped", "none", "alone,ours-8", 5.0)
 
 
+def growth(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.growth", *words]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[3])
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -56,8 +62,7 @@ def test_peers_takes_what_is_right() -> None:
     ],
 )
 def test_growth_refuses(words: list[str], sentence: str) -> None:
-    command = [sys.executable, "-m", "benchmarks.growth", *words]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[3])
+    done = growth(*words)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
@@ -70,3 +75,26 @@ def test_peers_says_that_a_folder_cannot_be_made(tmp_path: Path) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[3])
     assert done.returncode == 2
     assert f"Error: --out: the folder {file / 'deeper'} cannot be made: Not a directory" in done.stderr
+
+
+def test_growth_says_that_a_folder_cannot_be_made_before_it_measures(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    done = growth("handlers", "--out", str(file / "deeper"))
+    assert done.returncode == 2
+    assert f"Error: --out: the folder {file / 'deeper'} cannot be made: Not a directory" in done.stderr
+    assert "handlers:" not in done.stderr, "nothing was measured"
+
+
+def test_growth_keeps_what_other_commands_measured(tmp_path: Path) -> None:
+    report = tmp_path / "growth.json"
+    report.write_text('{"mesh": {"figures": 7}}')
+    done = growth("handlers", "--members", "4", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    kept = json.loads(report.read_text())
+    assert kept["mesh"] == {"figures": 7}
+    assert kept["handlers"]["figures"]["4"]
+    report.write_text("no JSON")
+    done = growth("handlers", "--members", "4", "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert f"Error: --out: {report} is not a report of this benchmark" in done.stderr
