@@ -166,5 +166,5 @@ def test_an_estimate_is_of_what_was_asked_for() -> None:
     assert large.compute_s == pytest.approx(6 * 1e9 * 6e5 / 60 / 40e12)
     assert large.received_bytes == pytest.approx(59 * large.result_bytes)
     assert large.transfer_s == pytest.approx(large.received_bytes / 12.5e6)
-    assert "| 20 M | 60 | 8 | 0.056 MB | 3.3 MB | 100 Mbit/s |" in estimate.table([small])
+    assert "| 20 M | 60 | 8 | 0.054 MB | 3.2 MB | 100 Mbit/s |" in estimate.table([small])
     assert len(estimate.steps(estimate.arguments([]))) == 16
