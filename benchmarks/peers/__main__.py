@@ -96,7 +96,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--at-seconds", type=positive, help="when the table's loss is (default: a quarter of --seconds)")
     parser.add_argument("--at-tokens", type=whole(1, 2**62), help="the same in tokens (default: half of --steps)")
-    parser.add_argument("--target-loss", type=positive, default=5.5, help="the loss whose time the table says (%(default)s)")
+    parser.add_argument(
+        "--target-losses", type=several(positive), default="5.5", help="losses whose times the table says (%(default)s)"
+    )
     parser.add_argument("--cache", type=Path, required=True, help="folder for the peers' environments, gigabytes; kept")
     parser.add_argument("--own-torch", action="store_true", help="torch's own systems use this environment, nothing is installed")
     parser.add_argument("--out", type=Path, required=True, help="folder for cells.jsonl, table.md and loss.png")
@@ -297,9 +299,11 @@ def _versions(given: argparse.Namespace, name: str) -> dict[str, str]:
 
 
 def _report(given: argparse.Namespace, found: dict[str, dict[str, Any]], *, parameters: int, factors: dict[str, float]) -> None:
-    rows = report.rows(found, seconds=given.at_seconds, tokens=given.at_tokens, loss=given.target_loss)
+    losses = [float(word) for word in given.target_losses.split(",")]
+    batch_tokens = given.members * given.sequences * llama.SEQUENCE
+    rows = report.rows(found, seconds=given.at_seconds, tokens=given.at_tokens, losses=losses)
     parts = [
-        report.table(rows, seconds=given.at_seconds, tokens=given.at_tokens, loss=given.target_loss),
+        report.table(rows, seconds=given.at_seconds, steps=given.at_tokens / batch_tokens, losses=losses),
         tuning.table(found),
         report.fault_table(found),
     ]
@@ -312,7 +316,7 @@ def _report(given: argparse.Namespace, found: dict[str, dict[str, Any]], *, para
     document = {
         "parameters": parameters,
         "members": given.members,
-        "batch_tokens": given.members * given.sequences * llama.SEQUENCE,
+        "batch_tokens": batch_tokens,
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -321,7 +325,7 @@ def _report(given: argparse.Namespace, found: dict[str, dict[str, Any]], *, para
         "rate_factors": factors,
         "at_seconds": given.at_seconds,
         "at_tokens": given.at_tokens,
-        "target_loss": given.target_loss,
+        "target_losses": losses,
         "rows": rows,
         "faults": [cell for cell in found.values() if cell["fault"]],
     }

@@ -14,34 +14,19 @@ _SECONDS, _TOKENS, _SENT = 0, 1, 2
 _LEAST_WIDTH = 6.0
 """Inches of the figure: two names of systems side by side."""
 
-COLUMNS = (
-    ("system", "system"),
-    ("step_s", "s/step: median"),
-    ("step_mean_s", "mean"),
-    ("longest_gap_s", "longest"),
-    ("busy_share", "computing"),
-    ("sent_per_step", "sent/step"),
-    ("startup_s", "start-up s"),
-    ("other_cpu_per_step", "other CPU s/step"),
-    ("memory", "memory"),
-    ("loss_after_seconds", "loss after {seconds:g} s"),
-    ("loss_after_tokens", "loss after {tokens:,} tokens"),
-    ("time_to_loss", "s to loss {loss:g}"),
-)
-
 
 def speed_name(megabits: float | None) -> str:
     """A line's speed for people."""
     return "unshaped" if megabits is None else f"{megabits:g} Mbit/s"
 
 
-def rows(cells: Mapping[str, dict[str, Any]], *, seconds: float, tokens: int, loss: float) -> list[dict[str, Any]]:
+def rows(cells: Mapping[str, dict[str, Any]], *, seconds: float, tokens: int, losses: Sequence[float]) -> list[dict[str, Any]]:
     """One row for each system and speed, with its best rate, in the order of speeds and systems.
 
     busy_share: what computing alone takes of a mean step. other_cpu_per_step: processor seconds besides forward and backward of
     computing alone. loss_after_seconds, loss_after_tokens: validation loss, None where a run did not get so far; by tokens None
     for computing alone too, where a member learns from its own only.
-    time_to_loss: seconds since members were started until the validation loss is `loss`, None likewise.
+    times_to_losses: seconds since members were started until the validation loss is each of `losses`, None likewise.
     """
     trained = tuning.shown(cells.values())
     base = next((cell for cell in trained if cell["system"] == BASE and cell.get("busy_cpu_per_step")), None)
@@ -52,7 +37,7 @@ def rows(cells: Mapping[str, dict[str, Any]], *, seconds: float, tokens: int, lo
         curve = cell.get("validation", [])
         row["loss_after_seconds"] = loss_at(curve, seconds, column=_SECONDS)
         row["loss_after_tokens"] = None if cell["system"] == BASE else loss_at(curve, tokens, column=_TOKENS)
-        row["time_to_loss"] = time_to(curve, loss)
+        row["times_to_losses"] = [time_to(curve, loss) for loss in losses]
         if base is not None and cell.get("step_mean_s"):
             row["busy_share"] = round(base["busy_per_step_s"] / cell["step_mean_s"], 3)
             row["other_cpu_per_step"] = round(cell["cpu_per_step"] - base["busy_cpu_per_step"], 4)
@@ -60,18 +45,52 @@ def rows(cells: Mapping[str, dict[str, Any]], *, seconds: float, tokens: int, lo
     return found
 
 
-def table(rows: Sequence[Mapping[str, Any]], *, seconds: float, tokens: int, loss: float) -> str:
-    """A Markdown table for each speed."""
-    parts = []
-    for speed in dict.fromkeys(row["megabits"] for row in rows):
-        heads = [title.format(seconds=seconds, tokens=tokens, loss=loss) for _, title in COLUMNS]
-        lines = [f"{speed_name(speed)}:", "", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-        for row in rows:
-            if row["megabits"] == speed:
-                values = " | ".join(_cell(name, row) for name, _ in COLUMNS)
-                lines.append(f"| {values} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+def table(rows: Sequence[Mapping[str, Any]], *, seconds: float, steps: float, losses: Sequence[float]) -> str:
+    """A Markdown table. steps: whole batches that `loss_after_tokens` of the rows was taken after."""
+    heads = (
+        "Mbit/s",
+        "system",
+        "step: median, mean, longest",
+        "computing",
+        "sent in a step",
+        "start-up",
+        "other CPU of a step",
+        "memory",
+        f"loss after {seconds:g} s",
+        f"after {steps:g} steps",
+        f"seconds to {', '.join(f'{loss:g}' for loss in losses)}",
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---|---|" + "---:|" * (len(heads) - 2)]
+    lines += [f"| {' | '.join(_words(row))} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _words(row: Mapping[str, Any]) -> list[str]:
+    """A row's columns for people."""
+    failed = str(row.get("failed", "")).replace("|", "/")
+    step = ", ".join(_number(row.get(name), digits=2) for name in ("step_s", "step_mean_s")) + ", "
+    share = row.get("busy_share")
+    return [
+        "-" if row["system"] == BASE else "unshaped" if row["megabits"] is None else f"{row['megabits']:g}",
+        _title(row) + (f": *{failed}*" if failed else ""),
+        f"{step}{_number(row.get('longest_gap_s'), digits=1)} s",
+        "-" if share is None else f"{share:.0%}",
+        _amount(row.get("sent_per_step")),
+        f"{_number(row.get('startup_s'), digits=1)} s",
+        f"{_number(row.get('other_cpu_per_step'), digits=2)} s",
+        _amount(row.get("memory")),
+        _number(row["loss_after_seconds"], digits=2),
+        _number(row["loss_after_tokens"], digits=2),
+        ", ".join(_number(seconds, digits=0) for seconds in row["times_to_losses"]),
+    ]
+
+
+def _number(value: float | None, *, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _amount(count: float | None) -> str:
+    return "-" if count is None else bytes_text(count)
 
 
 def fault_table(cells: Mapping[str, dict[str, Any]]) -> str:
@@ -97,18 +116,6 @@ def verdict(cell: Mapping[str, Any]) -> str:
     if cell["fault"] == "join" and cell["verdict"] != "works" and "others" in cell:
         words += f"; the others: {cell['others']}"
     return words + (f" ({cell['why']})" if cell.get("why") else "")
-
-
-def _cell(name: str, row: Mapping[str, Any]) -> str:
-    value = row.get(name)
-    if name == "system":
-        failed = str(row.get("failed", "")).replace("|", "/")
-        return _title(row) + (f": *{failed}*" if failed else "")
-    if value is None:
-        return "-"
-    if name in ("sent_per_step", "memory"):
-        return bytes_text(value)
-    return f"{value:.0%}" if name == "busy_share" else f"{value:.2f}"
 
 
 def bytes_text(count: float) -> str:

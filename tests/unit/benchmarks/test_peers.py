@@ -270,20 +270,20 @@ def test_the_table_compares_with_computing_alone() -> None:
         ),
         "gone": cell("hivemind", 10.0, failed="not installed: why"),
     }  # fmt: skip
-    rows = report.rows(cells, seconds=9.0, tokens=100, loss=6.55)
+    rows = report.rows(cells, seconds=9.0, tokens=100, losses=[6.55, 6.0])
     slow, failed, base = rows
     assert [row["system"] for row in rows] == ["ddp", "hivemind", "alone"]
     assert slow["busy_share"] == 0.25
     assert slow["other_cpu_per_step"] == 0.5
     assert (slow["loss_after_seconds"], slow["loss_after_tokens"]) == (6.1, None)
-    assert (slow["time_to_loss"], failed["time_to_loss"]) == (4.5, None)
+    assert (slow["times_to_losses"], failed["times_to_losses"]) == ([4.5, None], [None, None])
     assert base["other_cpu_per_step"] == 0.1
-    text = report.table(rows, seconds=9.0, tokens=100, loss=6.55)
-    assert "| DDP, float32 | 4.00 | 4.00 | 4.20 | 25% | 34 MB |" in text
-    assert "| system | s/step: median | mean | longest | computing |" in text
-    slow, _, base = report.rows(cells, seconds=9.0, tokens=9, loss=6.55)
+    text = report.table(rows, seconds=9.0, steps=5, losses=[6.55, 6.0])
+    assert "| 10 | DDP, float32 | 4.00, 4.00, 4.2 s | 25% | 34 MB | - s | 0.50 s | - | 6.10 | - | 4, - |" in text
+    assert "| loss after 9 s | after 5 steps | seconds to 6.55, 6 |" in text
+    slow, _, base = report.rows(cells, seconds=9.0, tokens=9, losses=[])
     assert (slow["loss_after_tokens"], base["loss_after_tokens"]) == (6.1, None), "alone a member learns from its own tokens only"
-    assert "| hivemind, an update a step: *not installed: why* | - |" in text
+    assert "| 10 | hivemind, an update a step: *not installed: why* | -, -, - s | - |" in text
     assert failed["failed"]
 
 
@@ -318,7 +318,7 @@ def test_the_best_rate_is_shown_or_the_nearest_that_was_measured() -> None:
         tried("ddp", 1.0, 6.9, megabits=10.0),
     )
     assert {(each["megabits"], each["factor"]) for each in tuning.shown(found.values())} == {(None, 2.0), (10.0, 1.0)}
-    text = report.table(report.rows(found, seconds=9.0, tokens=100, loss=6.55), seconds=9.0, tokens=100, loss=6.55)
+    text = report.table(report.rows(found, seconds=9.0, tokens=100, losses=[5.0]), seconds=9.0, steps=1, losses=[5.0])
     assert "| DDP, float32, rate × 2 |" in text
     assert "| DDP, float32 |" in text
 
