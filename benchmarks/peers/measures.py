@@ -51,12 +51,14 @@ def figures(
     trained = sum(_trained(steps, until) - _trained(steps, since) for steps in told.values() if steps)
     steps = trained / batch
     gaps = [later.time - earlier.time for earlier, later in pairwise(first[SKIPPED_STEPS - 1 :])]
+    # A step that a member tells of may be several whole batches, where it exchanges something once in so many.
+    whole = [later.sequences * len(told) / batch for later in first[SKIPPED_STEPS:]]
     used = [(at(each, since), at(each, until)) for each in samples.values()]
     sent = [(after.sent - before.sent) / steps for before, after in used]
     received = [(after.received - before.received) / steps for before, after in used]
     found |= {
         "counted_steps": round(steps, 2),
-        "step_s": round(statistics.median(gaps), 4),
+        "step_s": round(statistics.median(gap / each for gap, each in zip(gaps, whole, strict=True)), 4),
         "step_mean_s": round((until - since) / steps, 4),
         "longest_gap_s": round(max(gaps), 2),
         "sent_per_step": round(statistics.fmean(sent)),

@@ -34,15 +34,20 @@ LEAVE_SECONDS = 60.0
 
 
 def run_file(task: tasks.Task) -> dict[str, Any]:
-    """The example's run with this task: its settings of DisTrO and of rounds, but the task's rate, batch, model and data."""
+    """The example's run with this task: its settings of DisTrO and of rounds, but the task's rate, batch, model and data.
+
+    A result of SparseLoCo is of `inner_steps` batches, so the run has so many times fewer results, and of larger shares.
+    """
     state = tomllib.loads(EXAMPLE.read_text())
-    batch, enough = task.members * task.sequences, max(1, task.members - 1)
+    inner = _inner_steps(task)
+    batch, enough = task.members * task.sequences * inner, max(1, task.members - 1)
+    warmup = max(1, task.warmup // inner)
     state["run_id"] = RUN_ID
     state["config"] |= {
         "cooldown_time": 1,
         "epoch_time": 86_400,
-        "rounds_per_epoch": task.settings["epoch"],
-        "total_steps": task.steps,
+        "rounds_per_epoch": max(4, task.settings["epoch"] // inner),
+        "total_steps": max(1, task.steps // inner),
         "init_min_clients": enough,  # of later epochs; the first begins with all, see start_meeting
         "min_clients": enough,
         "global_batch_size_start": batch,
@@ -52,11 +57,20 @@ def run_file(task: tasks.Task) -> dict[str, Any]:
     llm["max_seq_len"] = task.sequence_length
     llm["checkpoint"] = {"Hub": {"repo_id": "model"}}
     llm["data_location"] = {"Local": {"location": "training", "shuffle": {"Seeded": [0] * 32}}}
-    llm["lr_schedule"] = {
-        "Constant": {"base_lr": task.rate, "warmup_init_lr": task.rate / task.warmup, "warmup_steps": task.warmup}
-    }
-    llm["optimizer"]["Distro"]["compression_topk"] = task.settings["topk"]
+    llm["lr_schedule"] = {"Constant": {"base_lr": task.rate, "warmup_init_lr": task.rate / warmup, "warmup_steps": warmup}}
+    settings = llm["optimizer"].pop("Distro")
+    if task.settings["optimizer"] == "SparseLoCo":
+        settings = {name: settings[name] for name in ("clip_grad_norm", "weight_decay", "rates")}
+        settings |= {"inner_steps": inner, "topk": task.settings["topk"]}
+    else:
+        settings["compression_topk"] = task.settings["topk"]
+    llm["optimizer"] = {task.settings["optimizer"]: settings}
     return state
+
+
+def _inner_steps(task: tasks.Task) -> int:
+    inner: int = task.settings["inner_steps"]
+    return inner
 
 
 class OursRun:
@@ -92,7 +106,8 @@ class OursRun:
         """Start a client; the first one publishes its journal."""
         name = f"member-{rank}"
         file = self._folder / f"{name}.jsonl"
-        self._told[rank] = ClientProgress(file, sequence_length=self._task.sequence_length, every=self._task.every)
+        every = max(1, self._task.every // _inner_steps(self._task))
+        self._told[rank] = ClientProgress(file, sequence_length=self._task.sequence_length, every=every)
         key = self._folder / f"{name}.key"
         SecretKey.generate().save(key)
         words = [

@@ -61,8 +61,9 @@ def _torchft(name: str, title: str, **settings: object) -> System:
     )
 
 
-def _ours(name: str, title: str, topk: int) -> System:
-    return System(name=name, title=title, environment="", meeting="server", settings={"topk": topk})
+def _ours(name: str, title: str, topk: int, *, optimizer: str = "Distro", inner_steps: int = 1) -> System:
+    settings = {"optimizer": optimizer, "topk": topk, "inner_steps": inner_steps}
+    return System(name=name, title=title, environment="", meeting="server", settings=settings)
 
 
 SYSTEMS: Mapping[str, System] = MappingProxyType(
@@ -81,6 +82,7 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             _torchft("torchft-localsgd", "torchft LocalSGD", method="localsgd"),
             _ours("ours-8", "ours, DisTrO 1-bit, k = 8", 8),
             _ours("ours-64", "ours, DisTrO 1-bit, k = 64", 64),
+            _ours("ours-sparse", "ours, SparseLoCo, 4 inner steps, k = 64", 64, optimizer="SparseLoCo", inner_steps=4),
         )
     }
 )

@@ -36,7 +36,7 @@ TASK = Task(
     rate=1e-3,
     warmup=5,
     every=10,
-    settings={"topk": 8, "epoch": 7},
+    settings={**SYSTEMS["ours-8"].settings, "epoch": 7},
 )
 
 
@@ -374,6 +374,19 @@ def test_our_run_file_is_one_that_the_server_takes() -> None:
     assert run.config.global_batch_size_start == 24
     assert run.config.init_min_clients == 3, "the run goes on without one of the four"
 
+    sparse = replace(TASK, settings={**SYSTEMS["ours-sparse"].settings, "epoch": 40})
+    fewer = parse_run_file(tomli_w.dumps(ours_run.run_file(sparse)), source="peers")
+    assert fewer.config.global_batch_size_start == 4 * 24
+    assert (fewer.config.total_steps, fewer.config.rounds_per_epoch) == (12, 10)
+
+
+def test_a_result_of_several_batches_is_several_steps() -> None:
+    """As of SparseLoCo: of four steps of two seconds each."""
+    told = {rank: [step(number, 100.0 + 8 * number, sequences=24) for number in range(1, 8)] for rank in range(4)}
+    found = measures.figures(told, {rank: line_of(1000.0) for rank in range(4)}, began=90.0, service=line_of(1.0), batch=24)
+    assert found["step_s"] == found["step_mean_s"] == pytest.approx(2.0)
+    assert found["longest_gap_s"] == 8.0
+
 
 def test_the_plan_has_the_base_first_and_faults_at_the_last_speed() -> None:
     given = arguments(["--cache", "c", "--out", "o", "--quick", "--systems", "alone,ddp", "--speeds", "10,unshaped"])
@@ -400,4 +413,4 @@ def test_every_worker_is_a_program_without_our_core() -> None:
 def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
     TASK.save(tmp_path / "task.json")
     assert Task.load(tmp_path / "task.json") == TASK
-    assert json.loads((tmp_path / "task.json").read_text())["settings"] == {"topk": 8, "epoch": 7}
+    assert json.loads((tmp_path / "task.json").read_text())["settings"] == TASK.settings
