@@ -83,6 +83,7 @@ class ClientStatus:
             "epoch": None if phase is None else phase.epoch,
             "round": None if phase is None else phase.height,
             "clients": None if phase is None else phase.clients,
+            "needed": None if phase is None else phase.needed,
             "step": view.last_step,
             "total_steps": view.total_steps,
             "trained_step": member.step,

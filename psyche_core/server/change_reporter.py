@@ -14,6 +14,8 @@ from psyche_core.coordinator.commands import (
     StatementVoided,
     WentBack,
 )
+from psyche_core.coordinator.membership.missed_duties import MAX_MISSED
+from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import Account, Client, CoordinatorState
 from psyche_core.hookspecs import LaterKnown
 from psyche_core.sdk.run_events import phase_of
@@ -21,7 +23,7 @@ from psyche_core.server.restarting import TrainedMembers, lost_model
 from psyche_core.state_events import share_checked
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.types import ClientState
+from psyche_core.types import ClientState, WitnessStatement
 
 Follow = Callable[[CoordinatorState], None]
 """Called with each state of the coordinator."""
@@ -46,6 +48,7 @@ class ChangeReporter:
         self._continued = False
         self._later: dict[tuple[int, int], telemetry.StateIsOlder] = {}
         self._seen: tuple[object, ...] | None = None
+        self._first_explained = False
         self._withdrawn: dict[bytes, str] = {}
         self._repeats = 0
         self._accounts: tuple[Account, ...] = ()
@@ -134,6 +137,19 @@ class ChangeReporter:
         if self._seen != phase:
             self._seen = phase
             self._report(changed)
+            self._explain_first(changed)
+
+    def _explain_first(self, phase: telemetry.PhaseChanged) -> None:
+        """Report once why a run that has begun with fewer members waits for more now."""
+        first, needed = self._settings.init_min_clients, phase.needed
+        if self._first_explained or first is None or needed is None or needed <= max(first, phase.clients):
+            return
+
+        self._first_explained = True
+        why = f"--init-min-clients {first} was for the first epoch only"
+        self._report(
+            telemetry.Problem("warning", f"epoch {phase.epoch} needs {needed} clients, the run's init_min_clients: {why}")
+        )
 
     def _exit(self, state: CoordinatorState, epoch: int, slot: int) -> telemetry.Event:
         """Return the event for a member that stopped being healthy."""
@@ -150,7 +166,7 @@ class ChangeReporter:
         if slot not in state.epoch.ready:
             return telemetry.MemberExited(epoch, member, "unready")
 
-        return telemetry.MemberExited(epoch, member, "interrupted" if self._interrupted(state, client) else "late")
+        return telemetry.MemberExited(epoch, member, "interrupted" if self._interrupted(state, client) else _missing(state, slot))
 
     def _interrupted(self, state: CoordinatorState, client: Client) -> bool:
         """Return whether the round without this member's result was interrupted by the server's restart.
@@ -163,6 +179,28 @@ class ChangeReporter:
 
         same_epoch = (begun.generation, begun.progress.epoch) == (state.generation, state.progress.epoch)
         return same_epoch and client.exited_height <= begun.current_round.height + telemetry.Dropped.ROUNDS_AFTER
+
+
+def _missing(state: CoordinatorState, slot: int) -> str:
+    """Return which duties a dropped member missed, see `telemetry.MemberExited`.
+
+    The statements about its result also tell whether it sent anything: who states as a witness takes part, and so does who has a
+    result that some witnesses saw.
+    """
+    client = state.epoch.clients[slot]
+    if client.missed >= MAX_MISSED:
+        return "unstated"
+
+    attesting = state.round_at(client.exited_height - telemetry.Dropped.ROUNDS_AFTER + 1)
+    if attesting is None:
+        return "late"
+    if any(statement.index == slot or _saw(statement, slot) for statement in attesting.statements):
+        return "slow"
+    return "silent" if slot in witness_slots(state, attesting) else "late"
+
+
+def _saw(statement: WitnessStatement, slot: int) -> bool:
+    return bool(statement.participants[slot // 8] >> slot % 8 & 1)
 
 
 def _repeated(state: CoordinatorState) -> str:

@@ -22,12 +22,13 @@ _NOTHING = events.NetworkTotals(0, 0, 0)
 class ClientMetrics:
     """The reports of one client.
 
-    losses: (step, nats per token). trained: epoch by step. digests: hex by epoch. disturbed: it was disturbed, or it came late.
-    leaving: it was asked to leave. killed: its process was killed and has not started again. whole: it takes part; False from a
-    kill until it trains again or closes an epoch. masters: the possible steps of its master weights, None if unknown. There are
-    several after a step without accepted results: either the step counts, or the epoch was cut short and the step is trained
-    again. network: totals over all its processes. paths, over_others: how it reaches the others, newest report, see
-    `telemetry.PeerPaths`. trained, applied: by its newest process.
+    losses: (step, nats per token). trained: epoch by step. digests: hex by epoch. disturbed: it was disturbed, or it came
+    late. leaving: it was asked to leave. told_leaving: it said that a signal asked it to leave. killed: its process was
+    killed and has not started again. whole: it takes part; False from a kill until it trains again or closes an epoch.
+    masters: the possible steps of its master weights, None if unknown. There are several after a step without accepted
+    results: either the step counts, or the epoch was cut short and the step is trained again. network: totals over all its
+    processes. paths, over_others: how it reaches the others, newest report, see `telemetry.PeerPaths`. trained, applied: by
+    its newest process.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ClientMetrics:
     ended: events.Ended | None = None
     disturbed: bool = False
     leaving: bool = False
+    told_leaving: bool = False
     killed: bool = False
     whole: bool = True
     kills: int = 0
@@ -78,7 +80,7 @@ class ClientMetrics:
         self.id = event.id
         self.disturbed = self.disturbed or late
         self._late = late
-        self.killed = self.leaving = False
+        self.killed = self.leaving = self.told_leaving = False
         self._network_before = self.network
         self.ended = None
 

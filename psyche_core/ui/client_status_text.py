@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from psyche_core.ui.event_text import PATH_WORDS, paths_text
+from psyche_core.ui.event_text import PATH_WORDS, clients_text, paths_text
 from psyche_core.ui.formatting import bytes_text, count_text, duration_text
 
 QUIET_SECONDS = 120.0
@@ -61,7 +61,8 @@ def _phase(document: Mapping[str, Any]) -> str:
         return "unknown"
 
     height = "" if document["round"] is None else f", round {document['round']}"
-    return f"{document['phase']}, epoch {document['epoch']}{height}, {document['clients']} clients"
+    clients = clients_text(document["clients"], needed=document.get("needed"))
+    return f"{document['phase']}, epoch {document['epoch']}{height}, {clients}"
 
 
 def _step(document: Mapping[str, Any]) -> str:

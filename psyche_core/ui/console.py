@@ -8,8 +8,10 @@ from typing import TextIO
 
 from psyche_core.telemetry import events
 from psyche_core.telemetry.sinks import Sink
+from psyche_core.text_safety import printable
 from psyche_core.ui.event_text import describe, suspicious_overlaps
 from psyche_core.ui.formatting import bytes_text
+from psyche_core.ui.lost_shares import LostShares
 
 TOTALS_SECONDS = 60.0
 """Seconds between two lines about the network's totals."""
@@ -23,9 +25,11 @@ def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic
     """Return a sink that writes `HH:MM:SS sentence` per event and flushes it.
 
     Network totals are written once per minute, with rates; paths to members when their kinds change; similar results when they
-    are another member's than before. clock: seconds, for tests.
+    are another member's than before; how many rounds lost shares at the first, and whenever their number has doubled. clock:
+    seconds, for tests.
     """
     meter = _Meter(clock)
+    lost = LostShares()
     fetched_at = -FETCH_SECONDS
     kinds: dict[str, str] = {}
     alike: frozenset[str] = frozenset()
@@ -57,6 +61,10 @@ def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic
             sentence = describe(event)
         if isinstance(event, events.ModelSync) and sentence is not None:
             fetched_at = clock()
+        if isinstance(event, events.StepApplied):
+            lost.note(event)
+            if lost.is_due():
+                sentence = f"{sentence}\n{stamp()} warning: {printable(lost.sentence() or '')}"
         if sentence is not None:
             stream.write(f"{stamp()} {sentence}\n")
             stream.flush()

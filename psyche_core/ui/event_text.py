@@ -39,7 +39,12 @@ _POINTS_SHOWN = 8
 
 _WHY_EXITED = {
     "unready": "dropped {} from this epoch: it was not ready when the first round began",
+    "slow": "dropped {} from this epoch: it took part, but its result did not reach most witnesses in time; its machine or line "
+    "is slower than the others'",
+    "silent": "dropped {} from this epoch: neither its result nor its statement as a witness came, as from a machine that stands "
+    "still or is cut off",
     "late": "dropped {} from this epoch: it sent no result, or sent it much later than all others (as after a restart)",
+    "unstated": "dropped {} from this epoch: as a witness it repeatedly did not send its statement in time",
     "interrupted": "dropped {} from this epoch: no result came from it in the round that was under way when this server was "
     "started again",
     "ejected": "ejected {}: it signed two different results for one share",
@@ -70,6 +75,13 @@ def paths_text(counts: Mapping[str, int], *, over_others: int = 0) -> str:
     """Return how many other members are reached in which way. counts: by `path` of PathOfPeer. over_others: see PeerPaths."""
     words = [f"{counts[kind]} {word}" for kind, word in PATH_WORDS.items() if counts.get(kind)]
     return ", ".join([*words, *([f"{over_others} over others"] if over_others > 0 else [])]) or "none"
+
+
+def clients_text(clients: int, *, needed: int | None = None) -> str:
+    """Return how many clients there are; of how many, if a run waits for more before it starts an epoch."""
+    if needed is not None and clients < needed:
+        return f"{clients} of {needed} clients that are needed to start"
+    return f"{clients} {'client' if clients == 1 else 'clients'}"
 
 
 def describe(event: events.Event) -> str:
@@ -108,12 +120,10 @@ def _sentence(event: events.Event) -> str:
                 f"stopping before step {event.step}: the run's state is saved in {event.folder}; start the server again "
                 "with this folder to continue the run"
             )
-        case events.PhaseChanged(needed=int(needed)):
-            more = "" if event.clients >= needed else f": {event.clients} clients, {needed} are needed to start"
-            return f"{event.phase}: epoch {event.epoch}, step {event.step}{more or f', {event.clients} clients'}"
         case events.PhaseChanged():
             height = "" if event.height is None else f", round {event.height}"
-            return f"{event.phase}: epoch {event.epoch}, step {event.step}{height}, {event.clients} clients"
+            clients = clients_text(event.clients, needed=event.needed)
+            return f"{event.phase}: epoch {event.epoch}, step {event.step}{height}, {clients}"
         case events.ModelLoading():
             return f"loading the model {event.model} ..."
         case events.ModelLoaded():

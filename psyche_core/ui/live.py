@@ -21,13 +21,14 @@ from rich.text import Text
 from psyche_core.telemetry import events
 from psyche_core.text_safety import printable
 from psyche_core.ui.client_metrics import ClientMetrics
-from psyche_core.ui.event_text import describe
+from psyche_core.ui.event_text import clients_text, describe
 from psyche_core.ui.formatting import bytes_text, count_text, duration_text, sparkline
 from psyche_core.ui.run_metrics import RunMetrics
 from psyche_core.ui.told_checks import ToldChecks
 
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
+_FINISHED = "Finished"
 _COMPLAINTS = (
     events.Problem,
     events.MemberExited,
@@ -39,7 +40,11 @@ _COMPLAINTS = (
     events.StatementVoided,
     events.Dropped,
 )
-_NEWS = (events.RelayStarted, events.WaitsForEpoch, events.CameBack, events.MemberWithdrew, events.Mended)
+_NEWS = (events.RelayStarted, events.WaitsForEpoch, events.CameBack, events.MemberWithdrew, events.Mended, events.Leaving)
+_AT_ONCE = (events.Leaving, events.Ended)
+SHOWN_VIOLATIONS = 5
+"""Newest broken guarantees in the panel: it must fit the terminal."""
+
 _WORTH_A_LINE = (
     events.TokenFiles,
     events.Started,
@@ -53,7 +58,6 @@ _WORTH_A_LINE = (
     events.JournalPublished,
     events.PointsCounted,
     events.RewardPaid,
-    events.Leaving,
     *_COMPLAINTS,
     *_NEWS,
     events.Ended,
@@ -132,7 +136,7 @@ class LiveDisplay(Display):
         if event is not None and (isinstance(event, (*_COMPLAINTS, *_NEWS, events.TokenFiles)) or failed_check):
             style = "yellow" if isinstance(event, _COMPLAINTS) or failed_check else ""
             self._live.console.print(Text(f"{source}: {describe(event)}", style=style))
-        if self._due(PANEL_SECONDS):
+        if self._due(PANEL_SECONDS) or isinstance(event, _AT_ONCE):
             self._live.update(self._draw(), refresh=True)
 
     def _draw(self) -> RenderableType:
@@ -151,6 +155,8 @@ class LineDisplay(Display):
             or failed_check
         ):
             self._write(f"{source}: {describe(event)}")
+        if isinstance(event, events.StepApplied) and self.metrics.requeued and self.metrics.lost_shares.is_due():
+            self._write(_lost_shares(self.metrics))
         if self.metrics.phase is not None and self._due(LINE_SECONDS):
             self._write(figures_line(self.metrics, now=self._now()))
 
@@ -167,7 +173,9 @@ def dashboard(metrics: RunMetrics, *, now: float, width: int = 100) -> Renderabl
         validation = f"  validation {metrics.validation[-1][1]:.3f}" if metrics.validation else ""
         parts.append(Text.assemble(("loss ", "bold"), f"{losses[-1]:.3f} ", (curve, "cyan"), validation))
     parts.append(_clients_table(metrics))
-    parts.extend(Text(printable(violation), style="bold red") for violation in metrics.violations)
+    if metrics.requeued:
+        parts.append(Text(_lost_shares(metrics), style="yellow"))
+    parts.extend(_violations(metrics))
     return Panel(Group(*parts), title=Text(f"psyche · {printable(metrics.run_id, at_most=64)}"), title_align="left")
 
 
@@ -193,23 +201,44 @@ def figures_line(metrics: RunMetrics, *, now: float) -> str:
     return " · ".join(figures)
 
 
+def _lost_shares(metrics: RunMetrics) -> str:
+    return printable(metrics.lost_shares.sentence(members=len(metrics.clients)) or "")
+
+
+def _violations(metrics: RunMetrics) -> list[Text]:
+    """Return the newest broken guarantees, and how many there were before."""
+    earlier = len(metrics.violations) - SHOWN_VIOLATIONS
+    lines = [Text(printable(violation), style="bold red") for violation in metrics.violations[-SHOWN_VIOLATIONS:]]
+    return [Text(f"{earlier} earlier complaints are not shown", style="red"), *lines] if earlier > 0 else lines
+
+
 def _headline(metrics: RunMetrics) -> Text:
     if metrics.phase is None:
-        return Text("starting …", style="dim")
+        return Text.assemble(_ending(metrics), ("starting …", "dim"))
 
     phase = metrics.phase
     return Text.assemble(
+        _ending(metrics),
         (printable(phase.phase), "bold green"),
         f"  epoch {phase.epoch}  step {_step_text(metrics)}  {_clients(phase)}",
         f"  {_faults(metrics)}" if metrics.kills else "",
     )
 
 
+def _ending(metrics: RunMetrics) -> tuple[str, str]:
+    """Return that the client leaves or has ended, if so, and the style. The phase beside it is then the last that was seen."""
+    if metrics.all_ended and metrics.server_ended is None and (metrics.phase is None or metrics.phase.phase != _FINISHED):
+        return "ended in ", "bold"
+    if not metrics.leaving:
+        return "", ""
+
+    who = "leaving" if len(metrics.clients) == 1 else f"{printable(', '.join(metrics.leaving))} leaving"
+    return f"{who} · ", "bold yellow"
+
+
 def _clients(phase: events.PhaseChanged) -> str:
     """Return how many clients there are, and how many the run needs if there are too few."""
-    if phase.needed is None or phase.clients >= phase.needed:
-        return f"{phase.clients} clients"
-    return f"{phase.clients} of {phase.needed} clients that are needed to start"
+    return clients_text(phase.clients, needed=phase.needed)
 
 
 def _faults(metrics: RunMetrics) -> str:
@@ -217,7 +246,7 @@ def _faults(metrics: RunMetrics) -> str:
 
 
 def _step_text(metrics: RunMetrics) -> str:
-    return f"{metrics.steps}/{metrics.total_steps}" if metrics.total_steps else str(metrics.steps)
+    return f"{metrics.run_step}/{metrics.total_steps}" if metrics.total_steps else str(metrics.run_step)
 
 
 def _progress(metrics: RunMetrics, now: float) -> RenderableType:
@@ -226,7 +255,7 @@ def _progress(metrics: RunMetrics, now: float) -> RenderableType:
     line.add_column(justify="right", no_wrap=True)
     remaining = metrics.remaining_seconds(now)
     line.add_row(
-        ProgressBar(total=metrics.total_steps, completed=metrics.steps, animation_time=now, pulse=not metrics.total_steps),
+        ProgressBar(total=metrics.total_steps, completed=metrics.run_step, animation_time=now, pulse=not metrics.total_steps),
         "" if remaining is None else f"{duration_text(remaining)} left",
     )
     return line

@@ -7,8 +7,8 @@ removed.
 `RunMetrics` follows each client's master weights step by step. A client applies one step after the other, or downloads the
 others' master weights, and must have an epoch's last step when it closes the epoch. So an accepted result that is left out or
 applied twice is always noticed. A share that was not accepted also breaks a guarantee, unless that is allowed, or a member is
-known to have been disturbed: such shares are only counted, since their samples are assigned again (protocol F14). A disturbed
-member need not close every epoch, but the digest of each epoch that it closes must equal that of the others.
+known to have been disturbed: such shares are only counted (`lost_shares`), since their samples are assigned again (protocol F14).
+A disturbed member need not close every epoch, but the digest of each epoch that it closes must equal that of the others.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections import Counter
 
 from psyche_core.telemetry import events
 from psyche_core.ui.client_metrics import ClientMetrics
+from psyche_core.ui.lost_shares import LostShares
 from psyche_core.ui.told_checks import ToldChecks
 
 
@@ -25,12 +26,15 @@ class RunMetrics:
     """The clients of all members, and the figures of the run.
 
     violations: sentences about broken guarantees, in the order of their detection. problems: problems that members reported.
-    requeued: number of shares that were not accepted, by epoch and step. resyncs: how often clients downloaded the others' master
-    weights, including late starts. allow_lost_shares: a share that was not accepted is only counted, because the machine may be
-    too busy for the times of the run.
+    requeued: number of shares that were not accepted, by epoch and step. lost_shares: the same as a sentence for people. resyncs:
+    how often clients downloaded the others' master weights, including late starts. allow_lost_shares: a share that was not
+    accepted is only counted, because the machine may be too busy for the times of the run. of_member: these are the figures of
+    one member for itself: a lost share is only counted, and its own failure is no broken guarantee but its last sentence.
     """
 
-    def __init__(self, *, run_id: str, total_steps: int | None = None, allow_lost_shares: bool = False) -> None:
+    def __init__(
+        self, *, run_id: str, total_steps: int | None = None, allow_lost_shares: bool = False, of_member: bool = False
+    ) -> None:
         self.run_id = run_id
         self.total_steps = total_steps
         self.clients: dict[str, ClientMetrics] = {}
@@ -52,7 +56,9 @@ class RunMetrics:
         self._accepted: dict[tuple[int, int], int] = {}
         self._first_step: int | None = None
         self._steps: set[int] = set()
-        self._allow_lost_shares = allow_lost_shares
+        self.lost_shares = LostShares()
+        self._of_member = of_member
+        self._allow_lost_shares = allow_lost_shares or of_member
         self._disturbed = False
 
     def expect(self, source: str) -> None:
@@ -123,6 +129,8 @@ class RunMetrics:
                 self.checkpoints.append(event)
             case events.Problem():
                 self.problems.append((source, event))
+            case events.Leaving():
+                self._client(source).told_leaving = True
             case events.Ended():
                 self._note_ended(source, event)
 
@@ -137,9 +145,24 @@ class RunMetrics:
         return max(self._steps, default=0)
 
     @property
+    def run_step(self) -> int:
+        """The last step that the run has trained, as its coordinator says: also before clients here have applied one, or many."""
+        return self.last_step if self.phase is None else max(0, self.phase.step - 1)
+
+    @property
     def steps(self) -> int:
         """Number of steps that at least one client applied."""
         return len(self._steps)
+
+    @property
+    def leaving(self) -> list[str]:
+        """Names of clients that a signal asked to leave, and that have not ended."""
+        return [client.name for client in self.clients.values() if client.told_leaving and client.ended is None]
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every client has ended."""
+        return bool(self.clients) and all(client.ended is not None for client in self.clients.values())
 
     @property
     def epochs(self) -> int:
@@ -200,7 +223,7 @@ class RunMetrics:
         if not self.total_steps or not self.steps or self.train_started is None:
             return None
 
-        return max(0.0, now - self.train_started) / self.steps * max(0, self.total_steps - self.steps)
+        return max(0.0, now - self.train_started) / self.steps * max(0, self.total_steps - self.run_step)
 
     def unfinished(self) -> list[str]:
         """Return sentences about broken guarantees that can be checked only when all clients have ended; empty if none."""
@@ -239,6 +262,7 @@ class RunMetrics:
 
         self.train_ended = time if self.train_ended is None else max(time, self.train_ended)
         self._steps.add(event.step)
+        self.lost_shares.note(event)
         self._first_step = event.step if self._first_step is None else min(event.step, self._first_step)
         short = event.trained - event.accepted
         if short and not (self._disturbed or self._allow_lost_shares):
@@ -288,7 +312,7 @@ class RunMetrics:
             client.ended = event
             if not client.whole:
                 return  # killed, and the run ended before its restart
-        if not event.success:
+        if not event.success and not self._of_member:
             self.violations.append(f"{source} ended without success: {event.reason}")
 
 

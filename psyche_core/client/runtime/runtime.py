@@ -31,6 +31,7 @@ from psyche_core.client.runtime.downloads import DOWNLOADS_AT_ONCE, PayloadDownl
 from psyche_core.client.runtime.event_queue import EventQueue, ticks
 from psyche_core.client.runtime.message_reader import MessageReader
 from psyche_core.client.runtime.reports.fetch_times import FetchTimes
+from psyche_core.client.runtime.reports.lost_shares import with_lost_shares
 from psyche_core.client.runtime.reports.network_reporter import NetworkReporter
 from psyche_core.client.runtime.reports.run_changes import RunChanges
 from psyche_core.client.runtime.reports.step_figures import StepFigureMaker
@@ -260,6 +261,8 @@ class ClientRuntime(Actions[Awaitable[None]]):
         event = action.event
         if isinstance(event, telemetry.Dropped):  # the machine knows that no result came, but not always why
             event = self._changes.explained(event, training_fails=self._worker.failures.training_fails)
+        elif isinstance(event, telemetry.StepApplied):
+            event = with_lost_shares(event, self._machine.notes)
         if isinstance(event, telemetry.WaitsForEpoch) and not self._coordinator.joined:
             self._waits = event  # report it after joining; an earlier process of this client may already be a member
         else:

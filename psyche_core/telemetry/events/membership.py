@@ -68,11 +68,13 @@ class MemberWithdrew:
 class MemberExited:
     """The coordinator no longer counts on a member in this epoch. member: first digits of its key.
 
-    why: `unready` (it was not ready when the first round began), `late` (it sent no result, or much later than all others),
-    `interrupted` (so, in a round that was under way when the server was started again), `ejected` (it signed two different
-    results for one share), `struck` (ejected too: checks found twice that it had not done its work), `lost` (its connection was
-    lost for too long), `not back` (it has not connected since the server continued the run), `not allowed` (its key is no longer
-    in the list of allowed clients).
+    why: `unready` (it was not ready when the first round began), `slow` (it took part, but its result did not reach most
+    witnesses in time), `silent` (neither its result nor its statement as a witness came), `late` (one of these, it is not known
+    which: it sent no result, or much later than all others), `unstated` (as a witness it repeatedly did not send its statement in
+    time), `interrupted` (no result came in a round that was under way when the server was started again), `ejected` (it signed
+    two different results for one share), `struck` (ejected too: checks found twice that it had not done its work), `lost` (its
+    connection was lost for too long), `not back` (it has not connected since the server continued the run), `not allowed` (its
+    key is no longer in the list of allowed clients).
     """
 
     epoch: int

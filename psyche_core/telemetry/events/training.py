@@ -157,13 +157,21 @@ class StepApplied:
     Attributes:
         accepted: shares that the witnesses accepted.
         trained: assigned shares.
+        lost: first digits of the keys of members whose share was not accepted although others were, at most MAX_LOST of them.
+        ours_lost: whether our own share is among those; None if all were accepted, or none was, and from programs that do not
+            tell it.
     """
+
+    MAX_LOST = 8
+    """Most members that are named."""
 
     epoch: int
     step: int
     accepted: int
     trained: int
     seconds: float
+    lost: tuple[str, ...] = ()
+    ours_lost: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

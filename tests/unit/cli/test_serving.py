@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.run_config import load_data_file
 from psyche_core.coordinator.commands import ChallengeClosed, ClientsExited
+from psyche_core.coordinator.membership.missed_duties import MAX_MISSED
+from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import Account, Client, Progress, Round
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.interfaces.backend import OwnerControl
@@ -50,7 +53,7 @@ from psyche_core.telemetry.events import (
 )
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.testing.backend import small_state
-from psyche_core.types import ClientState, NodeIdentity, RunState
+from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessStatement
 from psyche_core.ui.event_text import describe
 from psyche_core.verification.standing import Standing
 from psyche_core.wire.signing import SecretKey
@@ -192,6 +195,64 @@ def test_nobody_is_blamed_for_a_round_in_which_the_server_was_started_again(chan
         f"dropped {member.id.short} from this epoch: no result came from it in the round that was under way when this server"
     )
     assert (innocent in said) != blamed
+
+
+@pytest.mark.parametrize(
+    ("own", "saw", "missed", "elected", "why"),
+    [
+        (True, False, 0, 0, "slow"),  # it stated as a witness, so it was there
+        (False, True, 0, 0, "slow"),  # some witness had its result
+        (False, False, 0, 0, "silent"),
+        (False, False, MAX_MISSED, 0, "unstated"),
+        (False, False, 0, 1, "late"),  # it was no witness, so nobody knows
+        (None, False, 0, 0, "late"),  # the round is no longer stored
+    ],
+)
+def test_it_is_said_whether_a_member_sent_no_result_or_sent_it_late(
+    own: bool | None, saw: bool, missed: int, elected: int, why: str
+) -> None:
+    """Each was said to have done one or the other."""
+    before = small_state(clients=1)
+    members = tuple(Client(NodeIdentity(bytes([65 + at]) * 32, bytes([97 + at]) * 32)) for at in range(3))
+    bits = bytes([6 if saw else 4, *([0] * 31)])  # slot 2, and slot 1 if it was seen
+    slots = (1, 2) if own else (2,)
+    statements = tuple(WitnessStatement(0, 8, slot, bits, b"", b"", b"") for slot in slots)
+    attesting = Round(8, step=9, seed=next(_seeds_without(1)), slots=(0, 1, 2), batches=(), statements=statements)
+    config = before.config.model_copy(update={"witness_nodes": elected})
+    gone = replace(members[1], state=ClientState.Dropped, exited_height=9, missed=missed)
+    clients = (members[0], gone, members[2])
+    epoch = replace(before.epoch, clients=clients, ready=(0, 1, 2), rounds=() if own is None else (attesting,))
+    told: list[Event] = []
+    reporter = ChangeReporter(EventBus(told.append), settings=settings(), trained=TrainedMembers())
+    reporter.report_change(replace(before, config=config, epoch=epoch), (ClientsExited(epoch=0, slots=(1,)),))
+    assert [event.why for event in told if isinstance(event, MemberExited)] == [why]
+
+
+def _seeds_without(slot: int) -> Iterator[int]:
+    """Seeds of rounds of three members in which this one is not elected as the only witness."""
+    config = small_state(clients=1).config.model_copy(update={"witness_nodes": 1})
+    for seed in range(1000):
+        played = Round(8, step=9, seed=seed, slots=(0, 1, 2), batches=())
+        if slot not in witness_slots(replace(small_state(clients=1), config=config), played):
+            yield seed
+
+
+def test_who_waits_after_a_first_epoch_of_fewer_is_told_once_why() -> None:
+    """A run that had begun with one client stood still in its second epoch, and its owner did not see why."""
+    told: list[Event] = []
+    reporter = ChangeReporter(EventBus(told.append), settings=settings(init_min_clients=1), trained=TrainedMembers())
+    first = small_state(clients=1)
+    waits = first.config.model_copy(update={"init_min_clients": 3})
+    member = NodeIdentity(b"a" * 32, b"b" * 32)
+    reporter.report_change(replace(first, run_state=RunState.WaitingForMembers), ())
+    second = replace(first, run_state=RunState.WaitingForMembers, progress=Progress(1, 5, 0), config=waits)
+    for pending in ((member,), (), (member,)):
+        reporter.report_change(replace(second, pending=pending), ())
+    said = [describe(event) for event in told if isinstance(event, Problem)]
+    assert said == [
+        "warning: epoch 1 needs 3 clients, the run's init_min_clients: --init-min-clients 1 was for the first epoch only"
+    ]
+    assert describe(told[-1]) == "WaitingForMembers: epoch 1, step 5, 1 of 3 clients that are needed to start"
 
 
 @pytest.mark.anyio

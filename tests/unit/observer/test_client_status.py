@@ -107,3 +107,11 @@ def test_members_over_others_are_counted_beside_those_that_are_named() -> None:
     (line,) = [line for line in status_lines(document, now=1001.0) if line.startswith("members:")]
     assert line == "members:     1 reached directly, 1 not reached now, 37 over others (0 s ago)"
     assert after(START, MEMBERS, START).document()["over_others"] == 0
+
+
+def test_a_client_that_waits_for_members_shows_how_many_are_needed() -> None:
+    """It said "1 clients", and nothing of why the run stood still."""
+    document = after(START, telemetry.PhaseChanged("WaitingForMembers", 1, 5, 1, needed=3)).document()
+    assert document["needed"] == 3
+    (line,) = [line for line in status_lines(document, now=1001.0) if line.startswith("phase:")]
+    assert line.endswith("WaitingForMembers, epoch 1, 1 of 3 clients that are needed to start")

@@ -37,3 +37,17 @@ def test_null_stays_none_where_there_may_be_nothing() -> None:
     read = from_json(line)
     assert read is not None
     assert read[1] == telemetry.ModelLoaded(10, 1.0, None)
+
+
+def test_whose_shares_were_lost_is_read_again_and_older_programs_did_not_say_it() -> None:
+    event = telemetry.StepApplied(0, 3, 2, 3, 0.5, ("a1b2c3d4",), ours_lost=False)
+    line = to_json(event)
+    read = from_json(line)
+    assert read is not None
+    assert read[1] == event
+
+    older = json.loads(line)
+    del older["lost"], older["ours_lost"]
+    read = from_json(json.dumps(older))
+    assert read is not None
+    assert read[1] == telemetry.StepApplied(0, 3, 2, 3, 0.5)

@@ -336,6 +336,24 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         telemetry.ShareChecked(0, 5, "3ae20e59", "a1b2c3d4", "passed"),
         "epoch 0, round 5: the share of 3ae20e59, checked by a1b2c3d4, was trained",
     ),
+    (
+        telemetry.MemberExited(2, "3ae20e59", "slow"),
+        (
+            "warning: epoch 2: dropped 3ae20e59 from this epoch: it took part, but its result did not reach most witnesses in "
+            "time; its machine or line is slower than the others'"
+        ),
+    ),
+    (
+        telemetry.MemberExited(2, "3ae20e59", "silent"),
+        (
+            "warning: epoch 2: dropped 3ae20e59 from this epoch: neither its result nor its statement as a witness came, as from "
+            "a machine that stands still or is cut off"
+        ),
+    ),
+    (
+        telemetry.MemberExited(2, "3ae20e59", "unstated"),
+        "warning: epoch 2: dropped 3ae20e59 from this epoch: as a witness it repeatedly did not send its statement in time",
+    ),
     (telemetry.MemberExited(2, "3ae20e59", "{0.__class__}"), "warning: epoch 2: dropped 3ae20e59: {0.__class__}"),
     (
         telemetry.WitnessReported("3ae20e59", 7, 3.25, 5200.0, 9.0),
@@ -421,12 +439,28 @@ def test_the_network_s_totals_are_one_line_a_minute_with_rates() -> None:
 
 def test_who_waits_for_members_says_how_many_are_here_and_needed() -> None:
     """Two members waited for a third for minutes, and no log said so."""
-    assert describe(telemetry.PhaseChanged("WaitingForMembers", 9, 435, 2, needed=3)).endswith("2 clients, 3 are needed to start")
-    assert describe(telemetry.PhaseChanged("WaitingForMembers", 9, 435, 3, needed=3)).endswith("3 clients")
+    waits = describe(telemetry.PhaseChanged("WaitingForMembers", 9, 435, 1, needed=3))
+    assert waits == "WaitingForMembers: epoch 9, step 435, 1 of 3 clients that are needed to start"
+    assert describe(telemetry.PhaseChanged("WaitingForMembers", 9, 435, 3, needed=3)).endswith(" 3 clients")
+    assert describe(telemetry.PhaseChanged("WaitingForMembers", 0, 1, 1, needed=1)).endswith(", 1 client")
+    assert describe(telemetry.PhaseChanged("RoundTrain", 0, 1, 1, 7)).endswith(", 1 client")
 
 
 def test_a_step_that_changed_nothing_says_so() -> None:
     assert "changes nothing" in describe(telemetry.StepApplied(8, 433, 0, 4, 0.01))
+
+
+def test_rounds_that_lost_shares_are_one_line_at_the_first_and_whenever_their_number_has_doubled() -> None:
+    """Each had a line in a panel, and a log never said what it meant."""
+    stream = io.StringIO()
+    write = console_lines(stream)
+    for step in range(1, 61):
+        lost = ("a1b2c3d4",) if step > 40 else ()
+        write(telemetry.StepApplied(0, step, 3 - len(lost), 3, 0.1, lost, ours_lost=False if lost else None))
+    told = [line.partition(" ")[2] for line in stream.getvalue().splitlines() if "lost shares" in line]
+    assert [line.partition(",")[0] for line in told] == [
+        f"warning: {lost} of {40 + lost} rounds lost shares" for lost in (1, 2, 4, 8, 16)
+    ]
 
 
 def test_a_client_that_began_anew_has_no_negative_rates_and_a_fetch_no_line_for_each_piece() -> None:

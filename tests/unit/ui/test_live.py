@@ -8,7 +8,10 @@ import pytest
 from rich.console import Console
 
 from psyche_core.telemetry.events import (
+    CheckpointSaved,
+    Ended,
     EpochDigest,
+    Leaving,
     ModelLoaded,
     ModelLoading,
     ModelSync,
@@ -25,7 +28,7 @@ from psyche_core.telemetry.events import (
     Validated,
 )
 from psyche_core.ui.display import open_display
-from psyche_core.ui.live import LINE_SECONDS, Display, LineDisplay, LiveDisplay, dashboard, figures_line
+from psyche_core.ui.live import LINE_SECONDS, SHOWN_VIOLATIONS, Display, LineDisplay, LiveDisplay, dashboard, figures_line
 from psyche_core.ui.run_metrics import RunMetrics
 
 
@@ -85,6 +88,68 @@ def test_who_waits_for_members_is_shown_how_many_are_needed() -> None:
     assert figures_line(metrics, now=2.0).endswith("1 of 2 clients that are needed to start")
     metrics.handle("server", 1.0, PhaseChanged("WaitingForMembers", 0, 1, 2, None, 2))
     assert figures_line(metrics, now=2.0).endswith(" 2 clients")
+    metrics.handle("server", 1.0, PhaseChanged("WaitingForMembers", 0, 1, 1, None, 1))
+    assert figures_line(metrics, now=2.0).endswith(" 1 client")
+
+
+def test_the_step_is_the_run_s_also_where_a_client_came_late() -> None:
+    """The run was at step 293, and the panel of who had come late said 224: so many it had applied."""
+    metrics = RunMetrics(run_id="first-light", total_steps=1000)
+    metrics.handle("here", 0.0, Started("client", "0fedcba987654321", "first-light", "x"))
+    metrics.handle("here", 1.0, PhaseChanged("Warmup", 4, 290, 3))
+    assert "step 289/1000" in drawn(metrics)
+    for step in (290, 291, 292):
+        metrics.handle("here", 2.0, StepApplied(4, step, 3, 3, 0.1))
+    metrics.handle("here", 3.0, PhaseChanged("RoundTrain", 4, 294, 3, 4))
+    assert "step 293/1000" in drawn(metrics)
+    assert " step 293/1000 " in figures_line(metrics, now=3.0)
+    metrics.handle("here", 4.0, PhaseChanged("Warmup", 4, 12, 3))  # the run went back
+    assert "step 11/1000" in drawn(metrics)
+
+
+def one_member(*, lost: int, ours: bool | None, rounds: int = 60) -> RunMetrics:
+    """The figures of one member after so many rounds, of which the last ones lost a share."""
+    metrics = RunMetrics(run_id="first-light", of_member=True)
+    metrics.handle("here", 0.0, Started("client", "0fedcba987654321", "first-light", "x"))
+    metrics.handle("here", 1.0, PhaseChanged("RoundTrain", 0, rounds + 1, 3, rounds))
+    for step in range(1, rounds + 1):
+        short = step > rounds - lost
+        applied = StepApplied(0, step, 2 if short else 3, 3, 0.1, ("a1b2c3d4",) if short else (), ours if short else None)
+        metrics.handle("here", 1.0 + step, applied)
+    return metrics
+
+
+def test_lost_rounds_are_one_line_of_a_member_s_panel_however_many_they_are() -> None:
+    """18 of them were 36 lines, which never went away, and each blamed the machine of who looked at it."""
+    whole, once, often = (drawn(one_member(lost=lost, ours=False), width=240) for lost in (0, 1, 18))
+    assert "lost" not in whole
+    assert len(often.splitlines()) == len(once.splitlines()) == len(whole.splitlines()) + 1
+    assert "18 of 60 rounds lost shares, last in step 60 (2 of 3 count): results of other members (a1b2c3d4) reached too" in often
+    assert "nothing to do here" in often
+
+
+def test_many_broken_guarantees_do_not_make_the_panel_taller_than_the_terminal() -> None:
+    metrics = some_metrics()
+    metrics.violations += [f"guarantee {number}" for number in range(30)]
+    text = drawn(metrics)
+    assert "25 earlier complaints are not shown" in text
+    assert text.count("guarantee ") == SHOWN_VIOLATIONS
+    assert "guarantee 29" in text
+
+
+def test_a_testnet_that_may_lose_shares_says_so_in_its_panel_and_rarely_in_its_lines() -> None:
+    stream = io.StringIO()
+    metrics = RunMetrics(run_id="first-light", total_steps=60, allow_lost_shares=True)
+    display = LineDisplay(metrics, Console(file=stream, width=80))
+    for step in range(1, 21):
+        for name in ("client-1", "client-2"):
+            event = StepApplied(0, step, 1, 2, 0.1)
+            metrics.handle(name, float(step), event)
+            display.show(name, event)
+    assert metrics.violations == []
+    assert "20 of 20 rounds lost shares" in drawn(metrics, width=240)
+    lines = [line.partition(" lost shares")[0] for line in stream.getvalue().splitlines() if "lost shares" in line]
+    assert lines == ["1 of 1 round", *(f"{lost} of {lost} rounds" for lost in (2, 4, 8, 16))]
 
 
 def test_kills_and_resyncs_are_counted_where_there_are_any() -> None:
@@ -163,6 +228,57 @@ def test_the_live_panel_prints_complaints_above_itself_and_ends_complete() -> No
     text = stream.getvalue()
     assert "client-2: warning: a peer is slow" in text
     assert text.rstrip().endswith("\x1b[?25h") or "╯" in text[-40:]
+
+
+def test_a_client_that_leaves_says_so_in_its_panel() -> None:
+    """After Ctrl-C the panel stayed at "RoundTrain … step 27 3 clients" until the process was gone."""
+    metrics = one_member(lost=0, ours=None, rounds=27)
+    assert "leaving" not in drawn(metrics)
+    metrics.handle("here", 90.0, Leaving("SIGINT", saves=True))
+    assert "leaving · RoundTrain  epoch 0  step 27  3 clients" in drawn(metrics)
+    metrics.handle("here", 91.0, Ended("left the run as asked", success=True))
+    assert "ended in RoundTrain  epoch 0  step 27  3 clients" in drawn(metrics)
+    metrics.handle("here", 92.0, PhaseChanged("Finished", 1, 28, 3))
+    assert "│ Finished  epoch 1" in drawn(metrics)
+
+
+def below_the_panel(shown: str) -> list[str]:
+    return shown.rpartition("╯")[2].splitlines()
+
+
+def test_how_a_client_ended_stands_below_its_panel(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether a checkpoint was saved, and why the client ended, was told to pipes only."""
+    with open_display("live", title="r") as sink:
+        sink(Started("client", "ab" * 32, "r", "x"))
+        sink(CheckpointSaved(20, "out/step-20"))
+        sink(Leaving("SIGINT", saves=True))
+        sink(CheckpointSaved(27, "out/step-27"))
+        sink(Ended("left the run as asked", success=True))
+    shown = capsys.readouterr().out
+    assert "here: SIGINT: leaving the run cleanly after saving a checkpoint; a second SIGINT" in shown
+    assert below_the_panel(shown) == ["checkpoint of step 27 saved in out/step-27", "left the run as asked"]
+
+
+def test_a_failure_stands_below_the_panel_and_only_there(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        with open_display("live", title="r") as sink:
+            sink(Started("client", "ab" * 32, "r", "x"))
+            sink(Ended("no disk is left", success=False))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    shown = capsys.readouterr().out
+    assert below_the_panel(shown) == ["no disk is left"]
+    assert shown.count("no disk is left") == 1
+
+
+def test_a_client_that_starts_over_has_not_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    with open_display("live", title="r") as sink:
+        sink(Started("client", "ab" * 32, "r", "x"))
+        sink(Ended("the coordinator was restored from an earlier state", success=False))
+        sink(Started("client", "ab" * 32, "r", "x"))
+    assert "was restored from" not in capsys.readouterr().out
 
 
 def test_a_client_s_panel_has_above_it_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:

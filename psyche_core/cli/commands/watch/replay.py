@@ -95,7 +95,7 @@ async def _play(settings: ReplaySettings, places: list[Path]) -> None:
         token_file=settings.token_file,
         source="replay",
     )
-    metrics, console = RunMetrics(run_id=""), Console()
+    metrics, console = RunMetrics(run_id="", allow_lost_shares=True), Console()
     newest = first.time
     kinds: dict[str, type[Display]] = {"none": SilentDisplay, "console": LineDisplay}
     logs = fitting(settings.logs)
