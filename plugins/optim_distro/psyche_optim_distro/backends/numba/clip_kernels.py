@@ -43,7 +43,7 @@ def update_group_clipped(
     """Masters <- masters decay - step direction in the chunks first to last - 1 of a group. Arguments as of `update_group`."""
     blocks = columns // width
     panels, tall = (width + LANES - 1) // LANES, 2 * height + 8
-    sums = np.zeros(height * width + 1, dtype=np.int32)
+    counters = np.zeros(2 * height * width + 2, dtype=np.uint8)
     places = np.empty(height * width + 1, dtype=np.int32)
     stage = np.zeros((panels * tall, LANES), dtype=np.float32)
     stage_bits = stage.view(np.int32)
@@ -58,7 +58,7 @@ def update_group_clipped(
     waiting, corner = 0, 0
     for chunk in range(first, last):
         own = gathered[: gather_votes(votes, position + chunk, topk, 2 * height * width, gathered)]
-        first_stage(own, stage, panels, tall, places, sums, means, height, width, across, turned, odd, found)
+        first_stage(own, stage, panels, tall, places, counters, means, height, width, across, turned, odd, found)
         if height > 1 and width > 1:
             rescale(stage, stage_bits, panels, tall, height, bits)
         column = chunk % blocks

@@ -24,7 +24,7 @@ from psyche_optim_distro.backends.numba.update_kernels import VoteArrays, update
 from psyche_optim_distro.backends.numba.votes import ChunkVotes, Readers, VoteTable, as_words, check_votes, join
 from psyche_optim_distro.chunks.layout import Group, Layout
 from psyche_optim_distro.chunks.rates import Rates, cut_by_rate, factors
-from psyche_optim_distro.direction.aggregation import mean_of_votes
+from psyche_optim_distro.direction.aggregation import COUNT_SHIFT, mean_of_votes
 from psyche_optim_distro.payload.coefficients import Coefficients
 from psyche_optim_distro.update import Updater
 
@@ -45,7 +45,7 @@ class NumbaUpdater(Updater[Votes]):
         self._rated = [cut_by_rate(group, layout, rates) for group in layout.groups]
         self._bases = {size: inverse_basis(size) for size in layout.sides}
         self._bits = min((basis.bits for basis in self._bases.values()), default=1)
-        self._means = mean_of_votes(self._bits).float().numpy()
+        self._means = means_of_counts(self._bits)
         self._warm_up()
 
     def decode(self, payload: bytes) -> ChunkVotes:
@@ -132,6 +132,15 @@ class NumbaUpdater(Updater[Votes]):
         self._update_group(
             0, 0, votes, 0, 1, self._means, 1, 1, 1, basis.bits, basis.arrays, basis.arrays, weights, weights, weights
         )
+
+
+def means_of_counts(bits: int) -> Floats:
+    """Return `mean_of_votes`, float32, at the index votes for + 256 * votes against, each at most 255 and both at most 256."""
+    against, votes_for = np.divmod(np.arange(2**16), 2**8)
+    count, total = votes_for + against, votes_for - against
+    by_count_and_sum = mean_of_votes(bits).float().numpy()
+    means: Floats = by_count_and_sum[np.where(count <= MAX_CLIENTS, (count << COUNT_SHIFT) + total, 0)]
+    return means
 
 
 def _by_row(parts: Sequence[tuple[Group, TensorRate]], *, learning_rate: float, weight_decay: float) -> tuple[Floats, Floats]:
