@@ -54,7 +54,7 @@ def update_group_clipped(
     updates = np.empty((height, CHUNK_BATCH * width), dtype=np.float32)
     update_bits = updates.view(np.int32)
     limits = np.empty(CHUNK_BATCH, dtype=np.float32)
-    gathered = np.empty(room_for_votes(votes, topk), dtype=votes[7].dtype)
+    gathered = np.empty(room_for_votes(votes, topk), dtype=votes[6].dtype)
     waiting, corner = 0, 0
     for chunk in range(first, last):
         own = gathered[: gather_votes(votes, position + chunk, topk, 2 * height * width, gathered)]

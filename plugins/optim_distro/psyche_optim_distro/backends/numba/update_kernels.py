@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.backends.numba.decode_kernels import Words, read_bits, read_lanes
+from psyche_optim_distro.backends.numba.decode_kernels import read_bits, read_lanes
 from psyche_optim_distro.backends.numba.jit import TRANSPOSED, jit, jit_fma, transpose_square
 from psyche_optim_distro.backends.numba.matrix_kernels import CHUNK_BATCH, LANES, MAGNITUDE, Floats, Integers, matmul
 
 VoteArrays = tuple[
     bool,
-    Words,
     NDArray[np.uint64],
     int,
     int,
@@ -31,8 +30,8 @@ BasisArrays = tuple[Floats, Integers, Floats]
 """`rows`, `levels` and `matrices` of an `InverseBasis`."""
 
 Counters = NDArray[np.uint8]
-"""Votes for and against each position of a chunk and one more, as bytes side by side. 256 votes count as 255: none is on the other
-side then, so the mean is the same. As uint16 they are the indices of `means_of_counts`."""
+"""Votes for and against each position of a chunk, and of one more, as bytes side by side. As uint16 they are the indices of
+`means_of_counts`. A byte stays at 255: of 256 votes on one side none is on the other, so the mean is that of 255."""
 
 DENSE_SHARE = 6
 """A chunk is transformed as a whole if it has a vote for one of this many positions. Measured with 64 by 64."""
@@ -80,7 +79,7 @@ def update_group(
     found = np.zeros((2 * max(height, width) + 8, LANES), dtype=np.float32)
     odd = np.empty((max(height, width) + 4, LANES), dtype=np.float32)
     directions = np.empty((height, CHUNK_BATCH * width), dtype=np.int8)
-    gathered = np.empty(room_for_votes(votes, topk), dtype=votes[7].dtype)
+    gathered = np.empty(room_for_votes(votes, topk), dtype=votes[6].dtype)
     waiting, corner = 0, 0
     for chunk in range(first, last):
         own = gathered[: gather_votes(votes, position + chunk, topk, 2 * height * width, gathered)]
@@ -108,7 +107,7 @@ def update_group(
 @jit
 def room_for_votes(votes: VoteArrays, topk: int) -> int:
     """Return how many elements `gather_votes` may write."""
-    as_bits, _, _, payloads, _, readers, _, _, cursors = votes
+    as_bits, _, payloads, _, readers, _, _, cursors = votes
     return (payloads + readers.shape[0] if as_bits else cursors.size) * topk + LANES
 
 
@@ -116,14 +115,14 @@ def room_for_votes(votes: VoteArrays, topk: int) -> int:
 def gather_votes(votes: VoteArrays, chunk: int, topk: int, nothing: int, out: NDArray[Any]) -> np.int64:
     """Write one chunk's votes of all payloads to `out`, as `read_votes` writes them. Returns their number.
 
-    votes: whether payloads are given as bits; all payloads' words; `read_lanes`'s readers, number of them and `together`;
-    `read_bits`'s readers; counts: of chunks in the order of classes; of payloads that are not given as bits, all votes and the
-    place of each one's next vote. chunk: in the order of classes. nothing: may be written in place of a vote.
+    votes: whether payloads are given as bits; `read_lanes`'s readers, number of them and `together`; `read_bits`'s readers;
+    counts: of chunks in the order of classes; of payloads that are not given as bits, all votes and the place of each one's next
+    vote. chunk: in the order of classes. nothing: may be written in place of a vote.
     """
-    as_bits, words, blocks, payloads, together, readers, counts, every, cursors = votes
+    as_bits, blocks, payloads, together, readers, counts, every, cursors = votes
     if as_bits:
-        number = read_lanes(words, blocks, payloads, together, counts, chunk, topk, nothing, out)
-        return read_bits(words, readers, counts, chunk, topk, out, number)
+        number = read_lanes(blocks, payloads, together, counts, chunk, topk, nothing, out)
+        return read_bits(readers, counts, chunk, topk, out, number)
 
     to = np.int64(0)
     for payload in range(cursors.size):
