@@ -8,6 +8,7 @@ all it may. An update reads the payloads where they lie. The kernels are in `dec
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -224,7 +225,8 @@ def check_votes(table: VoteTable, payload: bytes) -> ChunkVotes:
 
 def locate(decoded: Sequence[ChunkVotes]) -> LocatedPayloads:
     """Return where the payloads are. Nothing of them is copied."""
-    addresses = np.array([np.frombuffer(votes.payload, np.uint8).ctypes.data for votes in decoded], np.int64)
+    pointers = (ctypes.c_char_p * len(decoded))(*[votes.payload for votes in decoded])
+    addresses = np.frombuffer(bytes(pointers), np.uintp).astype(np.int64)
     lengths = np.array([len(votes.payload) for votes in decoded], np.int64)
     needed = [votes.own_counts for votes in decoded if votes.own_counts is not None]
     chunks = decoded[0].table.class_ends[-1]
