@@ -158,15 +158,15 @@ def read_lanes(
 ) -> np.int64:
     """Read the votes of one chunk from many payloads, whose readers do the same step at the same time, in vector registers.
 
-    blocks: flat, LANES readers to a block of LANE_ROWS rows; readers after the last payload are zeros.
-    The first rows say where to read, and are moved to the next chunk. payloads: number of readers. together: of how many votes
-    each reader's windows are sure to hold codes, low bits and signs. counts: [payloads without ALL_CHUNKS, chunks]. chunk: of
-    `counts`. topk: the most votes of a payload in a chunk. nothing: is written in place of a vote that a payload lacks. out: gets
-    the votes as `read_votes` writes them, and up to LANES - 1 elements after them are changed. Returns their number, payloads *
-    topk.
+    blocks: flat, LANES readers to a block of LANE_ROWS rows; readers after the last payload are zeros. The first rows say where
+    to read, and are moved to the next chunk. payloads: number of readers. together: of how many votes each reader's windows are
+    sure to hold codes, low bits and signs. counts: [payloads without ALL_CHUNKS, chunks]. chunk: of `counts`. topk: the most
+    votes of a payload in a chunk. nothing: is written in place of a vote that a payload lacks. out: gets the votes as
+    `read_votes` writes them, and up to LANES - 1 elements after them are changed. Returns their number, payloads * topk.
 
-    The windows are read here and not by `window`, since a call per coefficient costs more than the reading (`matrix_kernels`).
-    Each chunk needs lines of three fields of each payload, in other places each time: the next ones are asked for in advance.
+    The windows are read here and not by `_window_at`, since a call per coefficient costs more than the reading
+    (`matrix_kernels`). Each chunk needs lines of three fields of each payload, in other places each time: the next ones are asked
+    for in advance.
     """
     number, none = np.uint64(blocks.size) // _BLOCK, np.uint64(nothing)
     for reader in range(np.uint64(payloads)):

@@ -98,7 +98,7 @@ class NumbaUpdater(Updater[Votes]):
         run_in_threads(work, elements=self._layout.total)
 
     def _as_bits(self, decoded: Sequence[ChunkVotes], parts: int) -> list[list[VoteArrays]]:
-        """Return what the kernel reads for each group and part. The payloads must stay where they are until it has done so."""
+        """Return what the kernel reads for each group and part. It reads the payloads, too, so the caller keeps `decoded`."""
         located = locate(decoded)
         none, no_cursors = np.empty(0, self._table.place_type), np.empty(0, np.int64)
 

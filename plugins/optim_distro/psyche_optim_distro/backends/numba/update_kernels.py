@@ -65,9 +65,9 @@ def update_group(
     """Masters <- masters decay - step sign(inverse of the mean votes) in the chunks first to last - 1 of a group.
 
     votes: see `gather_votes`. position: of the group's first chunk in the order of classes. topk: the most votes of a payload in
-    a chunk. means: see `means_of_counts`. height, columns, width: of the group. bits: of the operands of the
-    second stage. down, across: bases of the height and of the width, see `first_stage`. masters: the group's part. decays, steps:
-    the two factors of each row of blocks.
+    a chunk. means: see `means_of_counts`. height, columns, width: of the group. bits: of the operands of the second stage. down,
+    across: bases of the height and of the width, see `first_stage`. masters: the group's part. decays, steps: the two factors of
+    each row of blocks.
     """
     blocks = columns // width
     panels, tall = (width + LANES - 1) // LANES, 2 * height + 8
@@ -136,7 +136,7 @@ def gather_votes(votes: VoteArrays, chunk: int, topk: int, nothing: int, out: ND
 
 @jit
 def count_votes(votes: NDArray[Any], counters: Counters, places: NDArray[np.int32]) -> int:
-    """Count one chunk's votes in `counters`, which are zeros.
+    """Count one chunk's votes in `counters`, which are zeros. Returns the number of different positions.
 
     places: the positions with votes are written there. The last position stands for no vote, and is not among them.
     """

@@ -154,7 +154,7 @@ class Readers:
 class LocatedPayloads:
     """Where the votes of many payloads are in memory. counts: uint16 [payloads that need them, chunks].
 
-    Readers hold addresses: they are valid while the payloads exist, which this object and its `ChunkVotes` see to.
+    Readers hold addresses, so whoever uses them keeps the payloads until then.
     """
 
     counts: NDArray[np.uint16]
