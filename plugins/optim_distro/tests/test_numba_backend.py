@@ -28,6 +28,7 @@ from psyche_optim_distro.chunks.precision import Precision
 from psyche_optim_distro.chunks.rates import Rates
 from psyche_optim_distro.chunks.tiles import Workspace
 from psyche_optim_distro.chunks.transform import dct_basis
+from psyche_optim_distro.direction.aggregation import mean_of_votes
 from psyche_optim_distro.direction.clip import Clip
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.payload import codec
@@ -37,7 +38,7 @@ from psyche_optim_distro.update import Updater
 from psyche_optim_distro.value_format import ValueFormat
 
 if numba_available():
-    from psyche_optim_distro.backends.numba.update import NumbaUpdater
+    from psyche_optim_distro.backends.numba.update import NumbaUpdater, means_of_counts
 
 pytestmark = pytest.mark.skipif(not numba_available(), reason="needs psyche-optim-distro[fast]")
 
@@ -189,6 +190,33 @@ def test_chunks_with_votes_for_most_positions(chunk: int, topk: int, clipped: bo
     payloads = [payload(layout, np.random.default_rng(seed), fill=0.7) for seed in range(3)]
     found = [moved(layout, payloads, compiled=compiled, clipped=clipped) for compiled in (True, False)]
     assert same_bits(*found)
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize(("chunk", "topk"), [(64, 1), (64, 8), (16, 40)])
+@pytest.mark.parametrize(("senders", "others"), [(255, 0), (256, 0), (255, 1), (254, 2)])
+def test_a_chunk_in_which_almost_all_agree(senders: int, others: int, chunk: int, topk: int, clipped: bool) -> None:
+    """256 votes on one side are more than a byte can count; one vote on the other side changes the mean."""
+    layout = build_layout({"w": (chunk, 3 * chunk), "norm": (chunk,)}, chunk=chunk, topk=topk)
+    indices = np.concatenate([np.arange(entry.topk) for entry in layout.classes for _ in entry.chunks])
+    chunks = np.concatenate([np.repeat(entry.chunks, entry.topk) for entry in layout.classes])
+    signs = np.where(np.random.default_rng(1).random(chunks.size) < 0.5, -1, 1).astype(np.float32)
+    one, other = (codec.encode(layout, Selection(chunks, indices, own), values=ValueFormat.SIGNS) for own in (signs, -signs))
+    payloads = [one] * senders + [other] * others
+    found = [moved(layout, payloads, compiled=compiled, clipped=clipped) for compiled in (True, False)]
+    assert same_bits(*found)
+
+
+def test_means_are_those_of_the_plain_code() -> None:
+    """All numbers of votes that a byte for each side can hold."""
+    for bits in (1, 8, 12):
+        found, of_all = means_of_counts(bits), mean_of_votes(bits).float().numpy()
+        for votes_for in range(256):
+            against = np.arange(min(256, 257 - votes_for))
+            wanted = of_all[(votes_for + against) * 1024 + votes_for - against]
+            assert np.array_equal(found[votes_for + 256 * against], wanted)
+        assert found[255] == of_all[256 * 1024 + 256]
+        assert found[255 * 256] == of_all[256 * 1024 - 256]
 
 
 @pytest.mark.parametrize("chunk", [16, 192])
@@ -458,6 +486,60 @@ def test_nothing_outside_an_array_is_touched(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 5
+
+
+BETWEEN_FORBIDDEN_PAGES = """
+import ctypes, mmap, sys
+from dataclasses import replace
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+import test_numba_backend as tests
+from psyche_optim_distro.backends.numba.decode_kernels import read_bits, read_lanes
+from psyche_optim_distro.backends.numba.votes import VoteTable, check_votes, locate
+from psyche_optim_distro.chunks.layout import build_layout
+
+page, libc = mmap.PAGESIZE, ctypes.CDLL(None)
+
+def read_all(located, entry, nothing):
+    readers, found = located.readers(1)[0][0], []
+    out = np.zeros(entry.topk + 64, np.uint16)
+    for chunk in range(entry.chunks.size):
+        read = read_lanes(readers.blocks, readers.payloads, readers.together, located.counts, chunk, entry.topk, nothing, out)
+        read = read_bits(readers.others, located.counts, chunk, entry.topk, out, read)
+        found.append(out[:read][out[:read] != nothing])
+    return np.concatenate(found)
+
+kinds = set()
+for chunk, topk in ((16, 1), (16, 8), (16, 30), (10, 80)):
+    layout = build_layout({"w": (4 * chunk, 5 * chunk)}, chunk=chunk, topk=topk)
+    for seed in range(16):
+        votes = check_votes(VoteTable(layout), tests.payload(layout, np.random.default_rng(seed), fill=seed % 3 / 2))
+        size = len(votes.payload)
+        inner = -(-size // page) * page
+        memory = mmap.mmap(-1, inner + 2 * page)
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for forbidden in (begin, begin + page + inner):
+            assert libc.mprotect(ctypes.c_void_p(forbidden), page, 0) == 0  # no access
+        located = locate([votes])
+        kinds.add(located.readers(1)[0][0].payloads)
+        for address in (begin + page, begin + page + inner - size):
+            ctypes.memmove(address, votes.payload, size)
+            there = replace(located, _first_bits=np.array([8 * address]), _last_words=np.array([(address + size - 1) // 8]))
+            assert np.array_equal(read_all(there, layout.classes[0], 512), votes.places)
+print(kinds)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs mprotect")
+def test_nothing_beside_a_payload_is_touched() -> None:
+    """Payloads are read where they lie.
+
+    Here each lies at one end, then at the other, of memory beside which every access ends the process.
+    """
+    command = [sys.executable, "-c", BETWEEN_FORBIDDEN_PAGES, str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert done.stdout == "{0, 1}\n"
 
 
 @pytest.mark.parametrize("how", ["sys.modules['numba'] = None", "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'"])

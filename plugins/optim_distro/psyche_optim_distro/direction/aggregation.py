@@ -32,8 +32,8 @@ from psyche_optim_distro.payload.top_k import Selection
 _CLEAR_RATIO = 32
 """Clearing this many consecutive elements takes as long as clearing one element by index."""
 
-_COUNT_SHIFT = 10
-_ONE_SENDER = 1 << _COUNT_SHIFT
+COUNT_SHIFT = 10
+_ONE_SENDER = 1 << COUNT_SHIFT
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,8 +207,8 @@ class Aggregator:
 def mean_of_votes(bits: int) -> Tensor:
     """Return the table of round(V s / c), half away from zero, V = 2**bits: bfloat16, index c * 2**10 + s, c <= 256, |s| <= c."""
     packed = torch.arange(MAX_CLIENTS * _ONE_SENDER + _ONE_SENDER // 2)
-    count = (packed + _ONE_SENDER // 2) >> _COUNT_SHIFT
-    total = packed - (count << _COUNT_SHIFT)
+    count = (packed + _ONE_SENDER // 2) >> COUNT_SHIFT
+    total = packed - (count << COUNT_SHIFT)
     safe = count.clamp(min=1)
     means = torch.div((2 * total.abs() << bits) + safe, 2 * safe, rounding_mode="floor")
     return (total.sign() * means).to(torch.bfloat16)

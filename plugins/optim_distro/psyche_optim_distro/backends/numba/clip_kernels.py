@@ -43,7 +43,7 @@ def update_group_clipped(
     """Masters <- masters decay - step direction in the chunks first to last - 1 of a group. Arguments as of `update_group`."""
     blocks = columns // width
     panels, tall = (width + LANES - 1) // LANES, 2 * height + 8
-    sums = np.zeros(height * width + 1, dtype=np.int32)
+    counters = np.zeros(2 * height * width + 2, dtype=np.uint8)
     places = np.empty(height * width + 1, dtype=np.int32)
     stage = np.zeros((panels * tall, LANES), dtype=np.float32)
     stage_bits = stage.view(np.int32)
@@ -54,11 +54,11 @@ def update_group_clipped(
     updates = np.empty((height, CHUNK_BATCH * width), dtype=np.float32)
     update_bits = updates.view(np.int32)
     limits = np.empty(CHUNK_BATCH, dtype=np.float32)
-    gathered = np.empty(room_for_votes(votes, topk), dtype=votes[7].dtype)
+    gathered = np.empty(room_for_votes(votes, topk), dtype=votes[6].dtype)
     waiting, corner = 0, 0
     for chunk in range(first, last):
         own = gathered[: gather_votes(votes, position + chunk, topk, 2 * height * width, gathered)]
-        first_stage(own, stage, panels, tall, places, sums, means, height, width, across, turned, odd, found)
+        first_stage(own, stage, panels, tall, places, counters, means, height, width, across, turned, odd, found)
         if height > 1 and width > 1:
             rescale(stage, stage_bits, panels, tall, height, bits)
         column = chunk % blocks

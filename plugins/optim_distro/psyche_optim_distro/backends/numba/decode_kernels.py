@@ -1,11 +1,12 @@
 """Kernels that read votes from a payload's bits: all of a class when it is checked, and chunk by chunk when votes are counted.
 
 Golomb-Rice codes have no fixed length, so a reader needs to know where to begin. `index_votes` checks a class and notes where
-that is for every few chunks; the other kernels trust what it has checked. All places are numbers of bits from the front of an
-array of little-endian words, so that a payload needs no copies of its fields. `codec` describes the fields, and says what is
-wrong with an invalid one.
+that is for every few chunks; the other kernels trust what it has checked. `codec` describes the fields, and says what is wrong
+with an invalid one.
 
-An array of words ends with at least two words of zeros, since a field is read in windows of 64 bits.
+`index_votes` and `read_votes` read an array of little-endian words, which ends with at least two words of zeros, since a field is
+read in windows of 64 bits. `read_lanes` and `read_bits` read many payloads where they lie, so that nobody copies them: their
+places are bits from address 0, and none reads a word that has no byte of its payload.
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.backends.numba.jit import jit, prefetch, trailing_zeros
+from psyche_optim_distro.backends.numba.jit import jit, prefetch, trailing_zeros, word_at
 from psyche_optim_distro.backends.numba.matrix_kernels import LANES
 
 Words = NDArray[np.uint64]
 
-CODE, LOW, SIGN, RICE, COUNTS, WINDOW = range(6)
+CODE, LOW, SIGN, RICE, COUNTS, LAST, WINDOW = range(7)
 """What a reader has: the bit where the next code begins, that of its low bits and that of its sign; the Rice parameter; the row
-of its counts; and of how many votes a window holds the low bits."""
+of its counts; the last word of its payload; and of how many votes a window holds the low bits."""
 
 READER_COLUMNS = 8
-"""Of which two are unused: the reader of one payload is one line of a cache."""
+"""Of which one is unused: the reader of one payload is one line of a cache."""
 
-LANE_ROWS = 11
-"""Rows of a block of readers: CODE to COUNTS, and six for `read_lanes` itself."""
+LANE_FIELDS = 6
+"""Rows of a block of readers that say where to read: CODE to LAST."""
+
+LANE_ROWS = LANE_FIELDS + 6
+"""Rows of a block of readers, with those for `read_lanes` itself."""
 
 ALL_CHUNKS = 2**64 - 1
 """In the column COUNTS: every chunk has the largest number of votes, so there are no counts."""
@@ -39,8 +43,8 @@ _ALL_CHUNKS, _ZERO = np.uint64(ALL_CHUNKS), np.uint64(0)
 
 # Where the rows of a block begin, see `read_lanes`.
 _BLOCK = np.uint64(LANE_ROWS * LANES)
-_CODE, _LOW, _SIGN, _RICE, _COUNTS = (np.uint64(row * LANES) for row in (CODE, LOW, SIGN, RICE, COUNTS))
-_CODES, _LOWS, _SIGNS, _POSITION, _AFTER, _LEFT = (np.uint64(row * LANES) for row in range(5, LANE_ROWS))
+_CODE, _LOW, _SIGN, _RICE, _COUNTS, _LAST_WORD = (np.uint64(row * LANES) for row in range(LANE_FIELDS))
+_CODES, _LOWS, _SIGNS, _POSITION, _AFTER, _LEFT = (np.uint64(row * LANES) for row in range(LANE_FIELDS, LANE_ROWS))
 
 
 @jit
@@ -143,7 +147,6 @@ def read_votes(words: Words, low: int, rice: int, unary: int, sign: int, counts:
 
 @jit
 def read_lanes(
-    words: Words,
     blocks: NDArray[np.uint64],
     payloads: int,
     together: int,
@@ -155,15 +158,15 @@ def read_lanes(
 ) -> np.int64:
     """Read the votes of one chunk from many payloads, whose readers do the same step at the same time, in vector registers.
 
-    words: of all payloads. blocks: flat, LANES readers to a block of LANE_ROWS rows; readers after the last payload are zeros.
-    The first rows say where to read, and are moved to the next chunk. payloads: number of readers. together: of how many votes
-    each reader's windows are sure to hold codes, low bits and signs. counts: [payloads without ALL_CHUNKS, chunks]. chunk: of
-    `counts`. topk: the most votes of a payload in a chunk. nothing: is written in place of a vote that a payload lacks. out: gets
-    the votes as `read_votes` writes them, and up to LANES - 1 elements after them are changed. Returns their number, payloads *
-    topk.
+    blocks: flat, LANES readers to a block of LANE_ROWS rows; readers after the last payload are zeros. The first rows say where
+    to read, and are moved to the next chunk. payloads: number of readers. together: of how many votes each reader's windows are
+    sure to hold codes, low bits and signs. counts: [payloads without ALL_CHUNKS, chunks]. chunk: of `counts`. topk: the most
+    votes of a payload in a chunk. nothing: is written in place of a vote that a payload lacks. out: gets the votes as
+    `read_votes` writes them, and up to LANES - 1 elements after them are changed. Returns their number, payloads * topk.
 
-    The windows are read here and not by `window`, since a call per coefficient costs more than the reading (`matrix_kernels`).
-    Each chunk needs lines of three fields of each payload, in other places each time: the next ones are asked for in advance.
+    The windows are read here and not by `_window_at`, since a call per coefficient costs more than the reading
+    (`matrix_kernels`). Each chunk needs lines of three fields of each payload, in other places each time: the next ones are asked
+    for in advance.
     """
     number, none = np.uint64(blocks.size) // _BLOCK, np.uint64(nothing)
     for reader in range(np.uint64(payloads)):
@@ -176,18 +179,19 @@ def read_lanes(
         taken = min(together, topk - done)
         for reader in range(np.uint64(payloads)):
             at = (reader >> _SIX) * _BLOCK + (reader & _LAST)
+            last = blocks[at + _LAST_WORD]
             begin = blocks[at + _CODE]
-            word, shift = begin >> _SIX, begin & _LAST
-            blocks[at + _CODES] = (words[word] >> shift) | ((words[word + _ONE] << _ONE) << (_LAST - shift))
-            prefetch(words, word + _LINE)
+            word, shift = min(begin >> _SIX, last), begin & _LAST
+            blocks[at + _CODES] = (word_at(word) >> shift) | ((word_at(min(word + _ONE, last)) << _ONE) << (_LAST - shift))
+            prefetch(word + _LINE)
             begin = blocks[at + _LOW]
-            word, shift = begin >> _SIX, begin & _LAST
-            blocks[at + _LOWS] = (words[word] >> shift) | ((words[word + _ONE] << _ONE) << (_LAST - shift))
-            prefetch(words, word + _LINE)
+            word, shift = min(begin >> _SIX, last), begin & _LAST
+            blocks[at + _LOWS] = (word_at(word) >> shift) | ((word_at(min(word + _ONE, last)) << _ONE) << (_LAST - shift))
+            prefetch(word + _LINE)
             begin = blocks[at + _SIGN]
-            word, shift = begin >> _SIX, begin & _LAST
-            blocks[at + _SIGNS] = (words[word] >> shift) | ((words[word + _ONE] << _ONE) << (_LAST - shift))
-            prefetch(words, word + _LINE)
+            word, shift = min(begin >> _SIX, last), begin & _LAST
+            blocks[at + _SIGNS] = (word_at(word) >> shift) | ((word_at(min(word + _ONE, last)) << _ONE) << (_LAST - shift))
+            prefetch(word + _LINE)
             blocks[at + _AFTER] = _ZERO
         for vote in range(done, done + taken):
             for block in range(number):
@@ -218,8 +222,15 @@ def read_lanes(
 
 
 @jit
+def _window_at(at: np.uint64, last: np.uint64) -> np.uint64:
+    """Return the 64 bits from bit `at` of the memory on. Those after the word `last` are undefined."""
+    word, shift = min(at >> _SIX, last), at & _LAST
+    bits: np.uint64 = (word_at(word) >> shift) | ((word_at(min(word + _ONE, last)) << _ONE) << (_LAST - shift))
+    return bits
+
+
+@jit
 def read_bits(
-    words: Words,
     readers: NDArray[np.uint64],
     counts: NDArray[np.uint16],
     chunk: int,
@@ -237,20 +248,21 @@ def read_bits(
         row, wide, in_window = readers[reader, COUNTS], readers[reader, RICE], np.int64(readers[reader, WINDOW])
         mask = (_ONE << wide) - _ONE
         begin, place, flag = readers[reader, CODE], readers[reader, LOW], readers[reader, SIGN]
-        number = begin >> _SIX
-        word = words[number] >> (begin & _LAST) << (begin & _LAST)
+        last = readers[reader, LAST]
+        number = min(begin >> _SIX, last)
+        word = word_at(number) >> (begin & _LAST) << (begin & _LAST)
         left = np.int64(topk) if row == _ALL_CHUNKS else np.int64(counts[row, chunk])
         position = _ZERO
         while left > 0:
             taken = min(left, in_window)
             left -= taken
-            low, signs = window(words, place), window(words, flag)
+            low, signs = _window_at(place, last), _window_at(flag, last)
             place += np.uint64(taken) * wide
             flag += np.uint64(taken)
             for _ in range(taken):
                 while word == 0:
                     number += _ONE
-                    word = words[number]
+                    word = word_at(number)
                 end = (number << _SIX) + trailing_zeros(word)
                 word &= word - _ONE
                 position += ((end - begin) << wide) + (low & mask)

@@ -14,9 +14,11 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+TRANSPOSED = 8
+"""Side of the square that `transpose_square` transposes, so that it fits into the registers of all processors."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,14 +48,18 @@ def _trailing_zeros(_context: Any, _value: Any) -> tuple[Any, Callable[..., Any]
     return types.uint64(types.uint64), generate
 
 
-def _prefetch(_context: Any, words: Any, index: Any) -> tuple[Any, Callable[..., Any]]:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = signature.args[0]
-        array = context.make_array(kind)(context, builder, arguments[0])
-        byte = ir.IntType(8).as_pointer()
-        item: Any = cgutils  # which has no types
-        place = builder.bitcast(item.get_item_pointer(context, builder, kind, array, [arguments[1]]), byte)
-        number = ir.IntType(32)
+def _word_at(_context: Any, _number: Any) -> tuple[Any, Callable[..., Any]]:
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        address = builder.shl(arguments[0], ir.Constant(ir.IntType(64), 3))
+        return builder.load(builder.inttoptr(address, ir.IntType(64).as_pointer()), align=8)
+
+    return types.uint64(types.uint64), generate
+
+
+def _prefetch(_context: Any, _number: Any) -> tuple[Any, Callable[..., Any]]:
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        place = builder.inttoptr(builder.shl(arguments[0], ir.Constant(ir.IntType(64), 3)), byte)
         call = builder.module.declare_intrinsic(
             "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         )
@@ -61,11 +67,55 @@ def _prefetch(_context: Any, words: Any, index: Any) -> tuple[Any, Callable[...,
         builder.call(call, [place, read, keep, data])
         return context.get_dummy_value()
 
-    return types.void(words, index), generate
+    return types.void(types.uint64), generate
+
+
+def _transpose(_context: Any, source: Any, at: Any, step: Any, out: Any, to: Any, apart: Any) -> tuple[Any, Callable[..., Any]]:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        row = ir.VectorType(ir.FloatType(), TRANSPOSED)
+
+        def place(array: int, number: Any) -> Any:
+            begin = context.make_array(signature.args[array])(context, builder, arguments[array]).data
+            return builder.bitcast(builder.gep(begin, [number]), row.as_pointer())
+
+        rows, number = [], arguments[1]
+        for _ in range(TRANSPOSED):
+            rows.append(builder.load(place(0, number), align=4))
+            number = builder.add(number, arguments[2])
+        side = 1
+        while side < TRANSPOSED:  # exchange the squares off the diagonal, of this side, within squares of twice the side
+            for upper in range(TRANSPOSED):
+                if not upper & side:
+                    lower = upper + side
+                    columns = range(TRANSPOSED)  # of the upper row, and from TRANSPOSED on of the lower one
+                    left = [TRANSPOSED + column - side if column & side else column for column in columns]
+                    right = [TRANSPOSED + column if column & side else column + side for column in columns]
+                    masks = [ir.Constant(ir.VectorType(ir.IntType(32), TRANSPOSED), mask) for mask in (left, right)]
+                    rows[upper], rows[lower] = (builder.shuffle_vector(rows[upper], rows[lower], mask) for mask in masks)
+            side *= 2
+        number = arguments[4]
+        for own in rows:
+            builder.store(own, place(3, number), align=4)
+            number = builder.add(number, arguments[5])
+        return context.get_dummy_value()
+
+    return types.void(source, at, step, out, to, apart), generate
 
 
 trailing_zeros = cast("Callable[[np.uint64], np.uint64]", intrinsic(_trailing_zeros))
 """Returns how many zero bits a uint64 ends with, 64 of 0. One or a few instructions. For compiled functions only."""
 
-prefetch = cast("Callable[[NDArray[np.uint64], np.uint64], None]", intrinsic(_prefetch))
-"""Has the processor load an element of a one-dimensional array that is needed later. The index may be past its end."""
+word_at = cast("Callable[[np.uint64], np.uint64]", intrinsic(_word_at))
+"""Returns the 64 bits at the address 8 * its argument. One byte of them has to be memory of ours; then all can be read."""
+
+prefetch = cast("Callable[[np.uint64], None]", intrinsic(_prefetch))
+"""Has the processor load what is at the address 8 * its argument, which is needed later. Nothing happens if that is no memory."""
+
+transpose_square = cast(
+    "Callable[[NDArray[np.float32], np.uint64, np.uint64, NDArray[np.float32], np.uint64, np.uint64], None]",
+    intrinsic(_transpose),
+)
+"""Transposes TRANSPOSED by TRANSPOSED elements from one flat array to another, in registers.
+
+Arguments: source, the square's first element and the distance of its rows there; the same of the result. Indices are not checked.
+"""

@@ -5,7 +5,7 @@ sides are rounded up to multiples of four. Arrays are numpy's, C-contiguous. Num
 should be vectorised run from zero over slices. Numba counts references at each call, so calls are made per chunk, never per
 coefficient.
 
-Numba caches machine code by the file of the function that Python calls. After a change to this file or to `decode_kernels`,
+Numba caches machine code by the file of the function that Python calls. After a change to this file, `jit` or `decode_kernels`,
 remove the cached code of `update_kernels`, `clip_kernels` and `compress_kernels` (`__pycache__/*.nbi`). The tests do so
 themselves.
 """

@@ -21,10 +21,10 @@ from psyche_optim_distro.backends.numba.fast_dct import inverse_basis
 from psyche_optim_distro.backends.numba.matrix_kernels import Floats
 from psyche_optim_distro.backends.numba.threads import run_in_threads, thread_parts
 from psyche_optim_distro.backends.numba.update_kernels import VoteArrays, update_group
-from psyche_optim_distro.backends.numba.votes import ChunkVotes, Readers, VoteTable, as_words, check_votes, join
+from psyche_optim_distro.backends.numba.votes import ChunkVotes, Readers, VoteTable, as_words, check_votes, locate
 from psyche_optim_distro.chunks.layout import Group, Layout
 from psyche_optim_distro.chunks.rates import Rates, cut_by_rate, factors
-from psyche_optim_distro.direction.aggregation import mean_of_votes
+from psyche_optim_distro.direction.aggregation import COUNT_SHIFT, mean_of_votes
 from psyche_optim_distro.payload.coefficients import Coefficients
 from psyche_optim_distro.update import Updater
 
@@ -45,7 +45,7 @@ class NumbaUpdater(Updater[Votes]):
         self._rated = [cut_by_rate(group, layout, rates) for group in layout.groups]
         self._bases = {size: inverse_basis(size) for size in layout.sides}
         self._bits = min((basis.bits for basis in self._bases.values()), default=1)
-        self._means = mean_of_votes(self._bits).float().numpy()
+        self._means = means_of_counts(self._bits)
         self._warm_up()
 
     def decode(self, payload: bytes) -> ChunkVotes:
@@ -98,26 +98,26 @@ class NumbaUpdater(Updater[Votes]):
         run_in_threads(work, elements=self._layout.total)
 
     def _as_bits(self, decoded: Sequence[ChunkVotes], parts: int) -> list[list[VoteArrays]]:
-        """Return what the kernel reads for each group and part."""
-        joined = join(decoded)
+        """Return what the kernel reads for each group and part. It reads the payloads, too, so the caller keeps `decoded`."""
+        located = locate(decoded)
         none, no_cursors = np.empty(0, self._table.place_type), np.empty(0, np.int64)
 
         def given(of: Readers) -> VoteArrays:
-            return True, joined.words, of.blocks, of.payloads, of.together, of.others, joined.counts, none, no_cursors
+            return True, of.blocks, of.payloads, of.together, of.others, located.counts, none, no_cursors
 
-        return [[given(readers) for readers in of_group] for of_group in joined.readers(parts)]
+        return [[given(readers) for readers in of_group] for of_group in located.readers(parts)]
 
     def _as_places(self, decoded: Sequence[Coefficients], parts: int) -> list[list[VoteArrays]]:
         """Return the same for votes that were decoded elsewhere."""
         every = np.concatenate([votes.places for votes in decoded])
         counts = np.stack([votes.counts for votes in decoded])
         starts = np.cumsum([0, *(votes.places.size for votes in decoded[:-1])])
-        no_words, no_blocks, no_readers = as_words(b""), np.empty(0, np.uint64), np.empty((0, READER_COLUMNS), np.uint64)
+        no_blocks, no_readers = np.empty(0, np.uint64), np.empty((0, READER_COLUMNS), np.uint64)
 
         def given(group: int, part: int) -> VoteArrays:
             begin = self._table.positions[group] + self._table.span(group, part, parts)[0]
             cursors = starts + counts[:, :begin].sum(axis=1, dtype=np.int64)
-            return False, no_words, no_blocks, 0, 1, no_readers, counts, every, cursors
+            return False, no_blocks, 0, 1, no_readers, counts, every, cursors
 
         return [[given(group, part) for part in range(parts)] for group in range(len(self._layout.groups))]
 
@@ -128,10 +128,19 @@ class NumbaUpdater(Updater[Votes]):
         read_votes(as_words(b""), 0, 0, 0, 0, counts, places)
         basis, weights = inverse_basis(1), np.empty(0, np.float32)
         blocks, readers = np.empty(0, np.uint64), np.empty((0, READER_COLUMNS), np.uint64)
-        votes = True, as_words(b""), blocks, 0, 1, readers, counts.reshape(0, 0), places, none
+        votes = True, blocks, 0, 1, readers, counts.reshape(0, 0), places, none
         self._update_group(
             0, 0, votes, 0, 1, self._means, 1, 1, 1, basis.bits, basis.arrays, basis.arrays, weights, weights, weights
         )
+
+
+def means_of_counts(bits: int) -> Floats:
+    """Return `mean_of_votes`, float32, at the index votes for + 256 * votes against, each at most 255 and both at most 256."""
+    against, votes_for = np.divmod(np.arange(2**16), 2**8)
+    count, total = votes_for + against, votes_for - against
+    by_count_and_sum = mean_of_votes(bits).float().numpy()
+    means: Floats = by_count_and_sum[np.where(count <= MAX_CLIENTS, (count << COUNT_SHIFT) + total, 0)]
+    return means
 
 
 def _by_row(parts: Sequence[tuple[Group, TensorRate]], *, learning_rate: float, weight_decay: float) -> tuple[Floats, Floats]:

@@ -3,11 +3,12 @@
 A payload is the most compact form of its votes (11 bits each where 8 of 4096 coefficients are sent), so they are read from its
 bits when they are counted, and never kept in another form. Kept beside it is where some codes begin, 8 bytes for every
 MARK_CHUNKS chunks, so that threads can begin anywhere; and the counts, 2 bytes for every chunk, of a payload that does not send
-all it may. An update needs a copy of all its payloads. The kernels are in `decode_kernels`.
+all it may. An update reads the payloads where they lie. The kernels are in `decode_kernels`.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,9 @@ from psyche_optim_distro.backends.numba.decode_kernels import (
     ALL_CHUNKS,
     CODE,
     COUNTS,
+    LANE_FIELDS,
     LANE_ROWS,
+    LAST,
     LOW,
     READER_COLUMNS,
     RICE,
@@ -148,15 +151,15 @@ class Readers:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class JoinedPayloads:
-    """The votes of many payloads in one array, for the kernels.
+class LocatedPayloads:
+    """Where the votes of many payloads are in memory. counts: uint16 [payloads that need them, chunks].
 
-    words: the payloads, one after the other. counts: uint16 [payloads that need them, chunks].
+    Readers hold addresses, so whoever uses them keeps the payloads until then.
     """
 
-    words: Words
     counts: NDArray[np.uint16]
     _first_bits: IntArray
+    _last_words: IntArray
     _rows: NDArray[np.uint64]
     _fields: IntArray
     _decoded: Sequence[ChunkVotes]
@@ -168,31 +171,36 @@ class JoinedPayloads:
         wanted = np.array([[table.mark(group, table.span(group, part, parts)[0]) for part in range(parts)] for group in groups])
         marks = np.concatenate([votes.marks for votes in self._decoded]).reshape(len(self._decoded), -1, 2)
         marks = marks[:, wanted].astype(np.int64)  # [payloads, groups, parts, 2]
-        return [[self._readers(table.class_of[group], marks[:, group, part]) for part in range(parts)] for group in groups]
+        return [self._readers(table.class_of[group], marks[:, group]) for group in groups]
 
-    def _readers(self, number: int, marks: IntArray) -> Readers:
+    def _readers(self, number: int, marks: IntArray) -> list[Readers]:
+        """Return the readers of a group's parts. number: of its class. marks: [payloads, parts, 2], of the first chunks."""
         entry = self._decoded[0].table.layout.classes[number]
-        fields, (begins, before) = self._fields[:, number], marks.T
+        fields, begins, before = self._fields[:, number], marks[:, :, 0], marks[:, :, 1]
         rices = fields[:, _RICE]
-        every = np.zeros((begins.size, READER_COLUMNS), np.uint64)
-        every[:, CODE] = self._first_bits + begins
-        every[:, LOW] = self._first_bits + 8 * fields[:, _LOW] + before * rices
-        every[:, SIGN] = self._first_bits + 8 * fields[:, _SIGNS] + before
-        every[:, RICE] = rices
-        every[:, COUNTS] = self._rows
-        every[:, WINDOW] = low = 64 // np.maximum(rices, 1)
+        low = 64 // np.maximum(rices, 1)
+        every = np.zeros((*begins.shape, READER_COLUMNS), np.uint64)
+        every[:, :, CODE] = self._first_bits[:, None] + begins
+        every[:, :, LOW] = (self._first_bits + 8 * fields[:, _LOW])[:, None] + before * rices[:, None]
+        every[:, :, SIGN] = (self._first_bits + 8 * fields[:, _SIGNS])[:, None] + before
+        for column, values in ((RICE, rices), (COUNTS, self._rows), (LAST, self._last_words), (WINDOW, low)):
+            every[:, :, column] = values[:, None]
         # Codes of n votes have n ones, and at most as many zeros as their chunk's gaps >> rice. The gaps of a chunk add up to at
         # most its size less its votes, of which there are `topk` for sure, or else one.
         least = np.where(self._rows == ALL_CHUNKS, entry.topk, 1)
         together = np.minimum(low, 64 - ((entry.size - least) >> rices))
         in_lanes = together >= min(_MIN_TOGETHER, entry.topk)
-        some = np.flatnonzero(in_lanes)
-        blocks = np.zeros((-(-some.size // LANES), LANE_ROWS, LANES), np.uint64)
-        for row in (CODE, LOW, SIGN, RICE, COUNTS):
-            of_row = np.zeros(blocks.shape[0] * LANES, np.uint64)
-            of_row[: some.size] = every[some, row]
-            blocks[:, row] = of_row.reshape(-1, LANES)
-        return Readers(blocks.reshape(-1), some.size, int(together[some].min(initial=64)), every[~in_lanes])
+        some, others = every[in_lanes], every[~in_lanes]
+        parts, size = begins.shape[1], -(-some.shape[0] // LANES)
+        padded = np.zeros((size * LANES, parts, LANE_FIELDS), np.uint64)
+        padded[: some.shape[0]] = some[:, :, :LANE_FIELDS]
+        blocks = np.zeros((parts, size, LANE_ROWS, LANES), np.uint64)
+        blocks[:, :, :LANE_FIELDS] = padded.reshape(size, LANES, parts, LANE_FIELDS).transpose(2, 0, 3, 1)
+        least_together = int(together[in_lanes].min(initial=64))
+        return [
+            Readers(blocks[part].reshape(-1), some.shape[0], least_together, np.ascontiguousarray(others[:, part]))
+            for part in range(parts)
+        ]
 
 
 def check_votes(table: VoteTable, payload: bytes) -> ChunkVotes:
@@ -215,19 +223,18 @@ def check_votes(table: VoteTable, payload: bytes) -> ChunkVotes:
     return ChunkVotes(payload, joined, fields, counts, table)
 
 
-def join(decoded: Sequence[ChunkVotes]) -> JoinedPayloads:
-    """Put the payloads into one array, which takes as much memory as they do."""
-    spare = [-len(votes.payload) % 8 for votes in decoded]
-    begins = np.cumsum([0, *(len(votes.payload) + own for votes, own in zip(decoded, spare, strict=True))])
-    pieces = [piece for votes, own in zip(decoded, spare, strict=True) for piece in (votes.payload, _ZEROS[:own])]
-    words = np.frombuffer(b"".join([*pieces, _ZEROS]), "<u8")
+def locate(decoded: Sequence[ChunkVotes]) -> LocatedPayloads:
+    """Return where the payloads are. Nothing of them is copied."""
+    pointers = (ctypes.c_char_p * len(decoded))(*[votes.payload for votes in decoded])
+    addresses = np.frombuffer(bytes(pointers), np.uintp).astype(np.int64)
+    lengths = np.array([len(votes.payload) for votes in decoded], np.int64)
     needed = [votes.own_counts for votes in decoded if votes.own_counts is not None]
     chunks = decoded[0].table.class_ends[-1]
     counts = np.stack(needed) if needed else np.empty((0, chunks), np.uint16)
     rows = np.full(len(decoded), ALL_CHUNKS, np.uint64)
     rows[[votes.own_counts is not None for votes in decoded]] = np.arange(len(needed))
     fields = np.concatenate([votes.fields for votes in decoded]).reshape(len(decoded), -1, 4)
-    return JoinedPayloads(words, counts, 8 * begins[:-1], rows, fields, decoded)
+    return LocatedPayloads(counts, 8 * addresses, (addresses + lengths - 1) // 8, rows, fields, decoded)
 
 
 def as_words(data: bytes) -> Words:
