@@ -8,7 +8,7 @@ kept for later rounds.
 
 A request waits until its holder's line is free, so more requests wait than there are free places. A holder that is free answers
 at once with the first bytes of the result, which are in vain if no place is left. So no more requests wait than the line carries
-first bytes of in a second; if places stay free, because the holders are busy, ever more, until an answer finds no place.
+first bytes of in half a second; if places stay free, because the holders are busy, ever more, until an answer finds no place.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ FULL_SECONDS = 2.0
 FIRST_BYTES = 64 * 1024
 """What a holder may have sent before it learns that its answer is not needed."""
 
+SPARE_SECONDS = 0.5
+"""In this time the line carries the first bytes for which requests wait beyond those for free places."""
+
 WIDENED_SECONDS = 0.5
-"""So often the requests that may wait are doubled while places are free."""
+BUSY_SECONDS = 3.0
+"""After so long without an answer twice as many requests may wait: when nearly nothing comes, and when something comes."""
 
 _MOST_TIMES = 1024
 
@@ -39,9 +43,9 @@ class Demand:
         self._size = 1
         self._most = AT_ONCE
         self._places = AT_ONCE
-        self._times = 1
+        self._times = 0
+        self._grown_at = 0.0
         self._changed_at = 0.0
-        self._widened_at = 0.0
 
     def expect_size(self, size: int) -> None:
         """Note how large results are, in bytes."""
@@ -57,23 +61,28 @@ class Demand:
             self._places = min(self.places + 1, self._most)
         elif self._line.full:
             self._places = max(AT_ONCE, min(self._most, int(self._line.rate * FULL_SECONDS / self._size)))
-        elif now - self._changed_at >= QUICK_SECONDS:
-            self._changed_at = now
+        elif now - self._grown_at >= QUICK_SECONDS:
+            self._grown_at = now
             self._places = self.places + 1
             if not self._line.idle:
                 self._line.tried()
 
-    def unneeded(self) -> None:
-        """Note that a holder began to send when no place was left."""
-        self._times = 1
+    def answered(self, now: float, *, needed: bool) -> None:
+        """Note that a holder began to send. needed: whether a place was left."""
+        self._changed_at = now
+        if not needed:
+            self._times = 0
 
-    def widen(self, now: float) -> bool:
-        """Note that places are free, and all requests wait that may. Returns whether more may wait now."""
-        if now - self._widened_at < WIDENED_SECONDS or self._times >= _MOST_TIMES:
+    def widen(self, now: float, *, busy: bool) -> bool:
+        """Note that places are free, and all requests wait that may. Returns whether more may wait now.
+
+        busy: whether anything comes.
+        """
+        if now - self._changed_at < (BUSY_SECONDS if busy else WIDENED_SECONDS) or self._times >= _MOST_TIMES:
             return False
 
-        self._widened_at = now
-        self._times *= 2
+        self._changed_at = now
+        self._times = max(1, 2 * self._times)
         return True
 
     @property
@@ -84,5 +93,5 @@ class Demand:
     @property
     def spare(self) -> int:
         """How many requests may wait beyond those for free places."""
-        carried = int(self._line.best / min(self._size, FIRST_BYTES))
-        return self._times * max(self.places // 2, carried)
+        carried = int(self._line.best * SPARE_SECONDS / min(self._size, FIRST_BYTES))
+        return max(carried, self.places - AT_ONCE) + self._times

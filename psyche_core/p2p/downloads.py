@@ -131,9 +131,14 @@ class Downloads:
         return self._at_once if self._places is None else min(self._at_once, self._places)
 
     @property
+    def full(self) -> bool:
+        """Whether no place is free."""
+        return self._receiving >= self.places
+
+    @property
     def starved(self) -> bool:
         """Whether places are free and all requests wait that may."""
-        return self._receiving < self.places and self._open >= self.places - self._receiving + self._spare
+        return not self.full and self._open >= self.places - self._receiving + self._spare
 
     def want(self, name: bytes) -> None:
         """Note that we lack a result. Does nothing if that is known."""
@@ -156,7 +161,7 @@ class Downloads:
         among: only these results are considered. After an announcement, nothing but the announced results can have become
         possible. room: whether our own line has room; if not, nothing is asked for that a lagging source sends.
         """
-        if self._receiving >= self.places or self.starved:
+        if self.full or self.starved:
             return None
 
         free = {peer for peer in reachable if self._waiting[peer] < (1 if peer in self._late else self._per_peer)}
@@ -199,7 +204,7 @@ class Downloads:
         if wanted is None or wanted.source is not None or peer not in wanted.asked:
             return None
 
-        if self._receiving >= self.places or (self._sends(peer) and self._is_one_enough(peer)):
+        if self.full or (self._sends(peer) and self._is_one_enough(peer)):
             wanted.plan.release(peer)
             self._leave(wanted, peer)
             return None

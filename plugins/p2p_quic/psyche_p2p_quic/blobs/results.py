@@ -222,7 +222,7 @@ class Results:
             self._counted = self._received
             if not self._line.idle:
                 self._received_at = now
-        if self._downloads.starved and self._demand.widen(now):
+        if self._downloads.starved and self._demand.widen(now, busy=bool(self._sources()) and not self._line.idle):
             self._pump()
 
     def _sources(self) -> int:
@@ -306,9 +306,9 @@ class Results:
                     complete = head is Answer.ABSENT
                     return head
 
+                self._demand.answered(now(), needed=not self._downloads.full)
                 others = self._downloads.started(name, peer)
                 if others is None:
-                    self._demand.unneeded()
                     return Answer.RELEASED
 
                 began = now()
