@@ -100,6 +100,7 @@ class Downloads:
         self._draw = draw or random.Random()
         self._wanted: dict[bytes, _Wanted] = {}
         self._waiting: Counter[bytes] = Counter()
+        self._answered: set[bytes] = set()
         self._receiving = 0
         self._failed: set[bytes] = set()
         self._late: set[bytes] = set()
@@ -171,7 +172,7 @@ class Downloads:
         doubted = self._failed.union(doubted) if self._failed else doubted
         ready = [
             (len(wanted.asked), held, wanted.drawn, name)
-            for name in (self._wanted if among is None else among)
+            for name in (self._wanted if among is None else dict.fromkeys(among))
             if (wanted := self._wanted.get(name)) is not None
             and wanted.source is None
             and (room or wanted.lagging is None)
@@ -205,8 +206,7 @@ class Downloads:
             return None
 
         if self.full or (self._sends(peer) and self._is_one_enough(peer)):
-            wanted.plan.release(peer)
-            self._leave(wanted, peer)
+            self._release(name, wanted, peer)
             return None
 
         wanted.source = peer
@@ -214,8 +214,7 @@ class Downloads:
         self._open -= 1
         others = tuple(wanted.asked - {peer, wanted.lagging})
         for other in others:
-            wanted.plan.release(other)
-            self._leave(wanted, other)
+            self._release(name, wanted, other)
         return others
 
     def lags(self, name: bytes, *, room: bool, excused: bool = False) -> bool:
@@ -258,8 +257,7 @@ class Downloads:
         if wanted is None or peer not in wanted.asked:
             return
 
-        wanted.plan.release(peer)
-        self._leave(wanted, peer)
+        self._release(name, wanted, peer)
         if not room and wanted.source is None and wanted.lagging is not None:
             if not wanted.excused:
                 self._forgive(wanted.lagging)
@@ -319,6 +317,7 @@ class Downloads:
             return
 
         wanted.plan.settle(peer, answer)
+        self._answered.add(name)
         if answer is Answer.ABSENT:
             self._holders.withdraw(peer, name)  # until it announces the result again
             wanted.absent[peer] += 1
@@ -329,17 +328,20 @@ class Downloads:
     def forget_peer(self, peer: bytes) -> None:
         """Note that the connection with a peer ended, and all requests at it with that. If it was sending, it is late."""
         self._holders.forget_peer(peer)
-        for wanted in self._wanted.values():
+        for name, wanted in self._wanted.items():
             if peer in wanted.asked:
                 wanted.plan.settle(peer, Answer.LOST)
+                self._answered.add(name)
                 self._note_failure(wanted, peer)
                 self._leave(wanted, peer)
         self._ask_again()
 
     def _ask_again(self) -> None:
         """Allow to ask peers again at which a request was withdrawn: the result did not come, or there is room for it now."""
-        for wanted in self._wanted.values():
-            wanted.plan.ask_again()
+        for name in self._answered:
+            if name in self._wanted:
+                self._wanted[name].plan.ask_again()
+        self._answered.clear()
 
     def may_have(self, name: bytes, peer: bytes) -> bool:
         """Whether a peer that announced a result is asked for it; not if it had none, too often."""
@@ -361,6 +363,11 @@ class Downloads:
 
     def _lagging(self) -> tuple[tuple[bytes, bytes], ...]:
         return tuple((name, wanted.lagging) for name, wanted in self._wanted.items() if wanted.lagging is not None)
+
+    def _release(self, name: bytes, wanted: _Wanted, peer: bytes) -> None:
+        wanted.plan.release(peer)
+        self._answered.add(name)
+        self._leave(wanted, peer)
 
     def _leave(self, wanted: _Wanted, peer: bytes) -> None:
         wanted.asked.discard(peer)
