@@ -261,18 +261,15 @@ def test_the_honest_blob_is_what_the_tests_think() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what is not wanted any more
-async def test_what_an_asker_withdraws_is_not_sent_to_its_end_though_the_library_has_all_of_it() -> None:
-    """On a slow line, requests that were withdrawn took more than half of the line."""
+async def test_when_an_asker_withdraws_what_the_library_has_taken_is_dropped() -> None:
+    """It was sent to its end: on a slow line, requests that were withdrawn took more than half of the line."""
     large = bytes(5_000_000)
-    begun, over = anyio.Event(), anyio.Event()
+    begun = anyio.Event()
     dropped = []
 
     async def sends(stream: Stream) -> None:
         await stream.write(BlobHead(True, len(large)).encode() + large[:1000])
         begun.set()
-        await over.wait()
-        await stream.write(large[1000:])
-        await stream.finish()
         await stream.delivered()
         try:
             await stream._send.reset(1)
@@ -289,7 +286,6 @@ async def test_what_an_asker_withdraws_is_not_sent_to_its_end_though_the_library
                 )
             )
             await begun.wait()
-            over.set()
             tasks.cancel_scope.cancel()
         await until(lambda: bool(dropped))
     assert dropped == [True]
