@@ -182,14 +182,16 @@ def test_one_source_alone_is_excused_by_a_full_line_only_and_none_by_a_line_with
     now, received = carried(line, [1e6, 1e6])
     assert line.share(1) is None
     assert line.share(2) == 5e5
+    allowed = []
     for _ in range(TRIES):
-        assert line.may_try
+        allowed.append(line.may_try)
         line.tried()
     assert line.full
     assert line.share(1) == 1e6
-    assert not line.may_try
+    allowed.append(line.may_try)
     now, received = carried(line, [1e6] * 7, now=now, received=received)
-    assert line.may_try, "one more after some time"
+    allowed.append(line.may_try)
+    assert allowed == [True] * TRIES + [False, True], "one more after some time"
     carried(line, [4e5, 4e5], now=now, received=received)
     assert line.idle
     assert line.share(2) is None
