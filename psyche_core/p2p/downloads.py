@@ -20,6 +20,7 @@ here.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Collection
@@ -54,8 +55,8 @@ class _Wanted:
     """A result that we lack.
 
     drawn: decides among results that are equal otherwise. asked: peers with a request of ours. source: the one of them that
-    sends. lagging: one that sends too, so slowly that another source may send beside it; it takes none of the places. absent: how
-    often peers did not have it though they had announced it.
+    sends. lagging: one that sends too, so slowly that another source may send beside it; it takes none of the places. excused:
+    whether that may be because of our own line. absent: how often peers did not have it though they had announced it.
     """
 
     drawn: float
@@ -63,6 +64,7 @@ class _Wanted:
     asked: set[bytes] = field(default_factory=set)
     source: bytes | None = None
     lagging: bytes | None = None
+    excused: bool = False
     absent: Counter[bytes] = field(default_factory=Counter)
 
 
@@ -90,11 +92,15 @@ class Downloads:
     ) -> None:
         self._holders = holders
         self._at_once = at_once
+        self._places: int | None = None
+        self._spare = math.inf
+        self._open = 0
         self._sources = sources
         self._per_peer = per_peer
         self._draw = draw or random.Random()
         self._wanted: dict[bytes, _Wanted] = {}
         self._waiting: Counter[bytes] = Counter()
+        self._answered: set[bytes] = set()
         self._receiving = 0
         self._failed: set[bytes] = set()
         self._late: set[bytes] = set()
@@ -111,6 +117,29 @@ class Downloads:
     def expect_size(self, size: int) -> None:
         """Note how large results are, in bytes: of small ones more are received at once, see `at_once_of`."""
         self._at_once = at_once_of(size)
+
+    def limit(self, *, places: int, spare: float) -> None:
+        """Note what our line carries, see `demand`.
+
+        places: results to receive at once, if that is less than `expect_size` allows. spare: requests that may wait for an answer
+        beyond those for free places.
+        """
+        self._places, self._spare = places, spare
+
+    @property
+    def places(self) -> int:
+        """How many results are received at once now."""
+        return self._at_once if self._places is None else min(self._at_once, self._places)
+
+    @property
+    def full(self) -> bool:
+        """Whether no place is free."""
+        return self._receiving >= self.places
+
+    @property
+    def starved(self) -> bool:
+        """Whether places are free and all requests wait that may."""
+        return not self.full and self._open >= self.places - self._receiving + self._spare
 
     def want(self, name: bytes) -> None:
         """Note that we lack a result. Does nothing if that is known."""
@@ -133,7 +162,7 @@ class Downloads:
         among: only these results are considered. After an announcement, nothing but the announced results can have become
         possible. room: whether our own line has room; if not, nothing is asked for that a lagging source sends.
         """
-        if self._receiving >= self._at_once:
+        if self.full or self.starved:
             return None
 
         free = {peer for peer in reachable if self._waiting[peer] < (1 if peer in self._late else self._per_peer)}
@@ -143,7 +172,7 @@ class Downloads:
         doubted = self._failed.union(doubted) if self._failed else doubted
         ready = [
             (len(wanted.asked), held, wanted.drawn, name)
-            for name in (self._wanted if among is None else among)
+            for name in (self._wanted if among is None else dict.fromkeys(among))
             if (wanted := self._wanted.get(name)) is not None
             and wanted.source is None
             and (room or wanted.lagging is None)
@@ -160,6 +189,7 @@ class Downloads:
             if peer is not None:
                 wanted.asked.add(peer)
                 self._waiting[peer] += 1
+                self._open += 1
                 return name, peer
 
         return None
@@ -175,33 +205,38 @@ class Downloads:
         if wanted is None or wanted.source is not None or peer not in wanted.asked:
             return None
 
-        if self._receiving >= self._at_once or (self._sends(peer) and self._is_one_enough(peer)):
-            wanted.plan.release(peer)
-            self._leave(wanted, peer)
+        if self.full or (self._sends(peer) and self._is_one_enough(peer)):
+            self._release(name, wanted, peer)
             return None
 
         wanted.source = peer
         self._receiving += 1
+        self._open -= 1
         others = tuple(wanted.asked - {peer, wanted.lagging})
         for other in others:
-            wanted.plan.release(other)
-            self._leave(wanted, other)
+            self._release(name, wanted, other)
         return others
 
-    def lags(self, name: bytes, *, room: bool) -> bool:
+    def lags(self, name: bytes, *, room: bool, excused: bool = False) -> bool:
         """Note that the source of a result is slow. Returns whether it gave up its place, so that `begin` may find something.
 
         room: whether our own line has room (`patience.Line`). If not, no more sources give up their places than there are places.
-        None does where another source of the same result is slow already. See also `surplus`.
+        None does where another source of the same result is slow already. excused: whether that may be because of our own line;
+        then it is late only if another source, which began later, is done before it. See also `surplus`.
         """
         wanted = self._wanted.get(name)
+        if wanted is not None and wanted.lagging is not None and wanted.excused and not excused:
+            self.give_up(wanted.lagging)
+            wanted.excused = False
         if wanted is None or wanted.source is None or wanted.lagging is not None:
             return False
 
-        if not room and len(self._lagging()) >= self._at_once:
+        if (excused or not room) and len(self._lagging()) >= self.places * (LAGGING if excused else 1):
             return False
 
-        self.give_up(wanted.source)
+        if not excused:
+            self.give_up(wanted.source)
+        wanted.excused = excused
         wanted.source, wanted.lagging = None, wanted.source
         self._receiving -= 1
         self._ask_again()
@@ -210,7 +245,7 @@ class Downloads:
     def surplus(self) -> tuple[tuple[bytes, bytes], ...]:
         """Return all requests whose sources lag if these are more than allowed; then one must be dropped, the slowest."""
         lagging = self._lagging()
-        return lagging if len(lagging) > LAGGING * self._at_once else ()
+        return lagging if len(lagging) > LAGGING * self.places else ()
 
     def drop(self, name: bytes, peer: bytes, *, room: bool = False) -> None:
         """Note that one of two sources of a result is stopped, because the other will be done sooner, or one of many that lag.
@@ -222,10 +257,10 @@ class Downloads:
         if wanted is None or peer not in wanted.asked:
             return
 
-        wanted.plan.release(peer)
-        self._leave(wanted, peer)
+        self._release(name, wanted, peer)
         if not room and wanted.source is None and wanted.lagging is not None:
-            self._forgive(wanted.lagging)
+            if not wanted.excused:
+                self._forgive(wanted.lagging)
             wanted.source, wanted.lagging = wanted.lagging, None
             self._receiving += 1
 
@@ -261,6 +296,8 @@ class Downloads:
 
         if giver is not None and giver == wanted.lagging and wanted.source is not None:
             self._forgive(giver)  # it was done before the other, which began later
+        if giver is not None and giver == wanted.source and wanted.lagging is not None and wanted.excused:
+            self.give_up(wanted.lagging)
         giver = wanted.source if giver is None else giver
         if giver is not None:
             self._gave.add(giver)
@@ -280,6 +317,7 @@ class Downloads:
             return
 
         wanted.plan.settle(peer, answer)
+        self._answered.add(name)
         if answer is Answer.ABSENT:
             self._holders.withdraw(peer, name)  # until it announces the result again
             wanted.absent[peer] += 1
@@ -290,17 +328,20 @@ class Downloads:
     def forget_peer(self, peer: bytes) -> None:
         """Note that the connection with a peer ended, and all requests at it with that. If it was sending, it is late."""
         self._holders.forget_peer(peer)
-        for wanted in self._wanted.values():
+        for name, wanted in self._wanted.items():
             if peer in wanted.asked:
                 wanted.plan.settle(peer, Answer.LOST)
+                self._answered.add(name)
                 self._note_failure(wanted, peer)
                 self._leave(wanted, peer)
         self._ask_again()
 
     def _ask_again(self) -> None:
         """Allow to ask peers again at which a request was withdrawn: the result did not come, or there is room for it now."""
-        for wanted in self._wanted.values():
-            wanted.plan.ask_again()
+        for name in self._answered:
+            if name in self._wanted:
+                self._wanted[name].plan.ask_again()
+        self._answered.clear()
 
     def may_have(self, name: bytes, peer: bytes) -> bool:
         """Whether a peer that announced a result is asked for it; not if it had none, too often."""
@@ -323,6 +364,11 @@ class Downloads:
     def _lagging(self) -> tuple[tuple[bytes, bytes], ...]:
         return tuple((name, wanted.lagging) for name, wanted in self._wanted.items() if wanted.lagging is not None)
 
+    def _release(self, name: bytes, wanted: _Wanted, peer: bytes) -> None:
+        wanted.plan.release(peer)
+        self._answered.add(name)
+        self._leave(wanted, peer)
+
     def _leave(self, wanted: _Wanted, peer: bytes) -> None:
         wanted.asked.discard(peer)
         self._waiting[peer] -= 1
@@ -331,6 +377,10 @@ class Downloads:
             self._receiving -= 1
         elif wanted.lagging == peer:
             wanted.lagging = None
+        else:
+            self._open -= 1
+        if not self._waiting[peer]:
+            del self._waiting[peer]
 
     def _is_one_enough(self, peer: bytes) -> bool:
         """Whether one result of this peer at once is enough, so that fewer places are lost if it turns out to be slow."""

@@ -2,7 +2,8 @@
 
 A blob of many bytes needs longer on a slow line, and longer if others come on it at the same time. So a fetch that makes progress
 is not given up (`Patience`), and what counts as too slow for a source depends on what came before (`Pace`). How fast one source
-sends now, `Course` measures, and `Line` whether all together send as much as our own line carries.
+sends now, `Course` measures, and `Line` whether all together send as much as our own line carries. Where they do, or may do, a
+source that sends its share of that is not slow, however little that is.
 """
 
 from __future__ import annotations
@@ -31,9 +32,15 @@ FULL = 3 / 4
 LATELY_SECONDS = 300.0
 """After this time half of the most that a line has brought counts."""
 
+IDLE = 1 / 2
+"""A line has room for certain, and sources are slow by themselves, if less than this part of the most comes."""
+
 TRIES = 4
 GROWN = 23 / 20
 """After so many tries that brought no more, in this proportion, a line counts as full."""
+
+TRY_SECONDS = 20.0
+"""After this time without a try, one more is allowed on a line that counts as full."""
 
 _LOOKS = 8
 
@@ -95,6 +102,11 @@ class Course:
             self._seen, self.looked_at = self.received, now
             self.looks += 1
 
+    def is_behind(self, share: float, now: float) -> bool:
+        """Whether the source sends much less than its share, lately and on the whole. share: bytes a second."""
+        mean = self.received / max(now - self.began, 1e-3)
+        return max(self.rate, mean) * LAGS < share
+
     def start_over(self, now: float) -> None:
         """Measure from now on, to compare the source with another one."""
         self._seen, self.looked_at, self.looks = self.received, now, 0
@@ -149,6 +161,13 @@ class Pace:
         """Bytes a second below which a source is too slow: the floor, or SLOWER times less than usual if that is more."""
         return self._floor if self.usual is None else max(self._floor, self.usual / SLOWER)
 
+    def least_of(self, sources: int, share: float | None) -> float:
+        """Return the bytes a second below which one of so many sources is too slow that send now.
+
+        share: see `Line.share`. Who sends a part of LAGS of that, and its part of the floor, is not too slow.
+        """
+        return self.least if share is None else max(min(self.least, share / LAGS), self._floor / max(sources, 1))
+
     def longest(self, size: int, timeout: float) -> float:
         """Return the seconds that a source may need for a blob before it lags. size: bytes. timeout: of the fetch."""
         return timeout / LAGS if self.usual is None else LAGS * size / self.usual
@@ -177,9 +196,12 @@ class Line:
         self._best_at = -math.inf
         self._tries = 0
         self._best_before = 0.0
+        self._now = -math.inf
+        self._tried_at = -math.inf
 
     def look(self, received: int, now: float) -> None:
         """Measure. received: all bytes of results so far."""
+        self._now = now
         if self._seen and now - self._seen[-1][0] >= self._over:
             self._seen.clear()  # nothing was wanted meanwhile
             self._best_at = now
@@ -198,6 +220,7 @@ class Line:
     def tried(self) -> None:
         """Note that another source is tried beside a slow one."""
         self._tries += 1
+        self._tried_at = self._now
         self._best_before = max(self._best, self._best_before)
 
     def stopped(self) -> None:
@@ -208,3 +231,35 @@ class Line:
     def room(self) -> bool:
         """Whether further sources may bring more: much less comes than the line has carried lately, or few were tried in vain."""
         return self._rate < FULL * self._best or self._tries < TRIES
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second that come now, all results together; 0 before that is known."""
+        return self._rate
+
+    @property
+    def best(self) -> float:
+        """Bytes a second that came at most lately; 0 before that is known."""
+        return self._best
+
+    @property
+    def idle(self) -> bool:
+        """Whether the line certainly has room: it is not our line that makes sources slow."""
+        return self._rate < IDLE * self._best
+
+    @property
+    def full(self) -> bool:
+        """Whether the line counts as full: enough was tried in vain, and nearly as much comes as ever."""
+        return self._tries >= TRIES and not self.idle
+
+    @property
+    def may_try(self) -> bool:
+        """Whether another source may be tried beside one that is slow only if our line is not."""
+        return self._tries < TRIES or self._now - self._tried_at >= TRY_SECONDS
+
+    def share(self, sources: int) -> float | None:
+        """Return the bytes a second that each of so many sources brings on average.
+
+        None if that excuses nobody, because the line has room, or because one alone sends on a line that is not known to be full.
+        """
+        return None if self.idle or (sources < 2 and not self.full) else self._rate / max(sources, 1)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import anyio
+import iroh
 import pytest
 
 from plugins.p2p_quic.tests.rogue import BLOB, SETTINGS, Rogue, honest_pair_works, talk, world
@@ -257,3 +258,55 @@ def test_the_honest_blob_is_what_the_tests_think() -> None:
     assert hashlib.sha256(BLOB).digest() != hashlib.sha256(bytes(len(BLOB))).digest()
     with pytest.raises(WireError):
         BlobHead.decode(b"\xff" * 9)
+
+
+# ------------------------------------------------------------------------------------------------ what is not wanted any more
+async def test_when_an_asker_withdraws_what_the_library_has_taken_is_dropped() -> None:
+    """It was sent to its end: on a slow line, requests that were withdrawn took more than half of the line."""
+    large = bytes(5_000_000)
+    begun = anyio.Event()
+    dropped = []
+
+    async def sends(stream: Stream) -> None:
+        await stream.write(BlobHead(True, len(large)).encode() + large[:1000])
+        begun.set()
+        await stream.delivered()
+        try:
+            await stream._send.reset(1)
+        except iroh.IrohError:
+            dropped.append(True)  # there is nothing left to reset
+        else:
+            dropped.append(False)
+
+    async with false_source(sends) as (victim, _, rogue, _):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(
+                partial(
+                    victim.fetch, hashlib.sha256(large).digest(), sources=[rogue.peer_id], max_bytes=len(large), timeout=60, tag=1
+                )
+            )
+            await begun.wait()
+            tasks.cancel_scope.cancel()
+        await until(lambda: bool(dropped))
+    assert dropped == [True]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("a defect of its owner")])
+async def test_an_offer_that_cannot_be_read_for_any_reason_is_absent_and_said_once(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The connection of who asked for it ended, with a traceback."""
+
+    def read() -> bytes:
+        raise error
+
+    async with world() as (victim, friend, _):
+        blob_hash = hashlib.sha256(BLOB).digest()
+        await victim.offer(blob_hash, size=len(BLOB), read=read, tag=1)
+        for _ in range(2):
+            with pytest.raises(BlobNotFound):
+                await friend.fetch(blob_hash, sources=[victim.peer_id], max_bytes=len(BLOB), timeout=5, tag=1)
+        assert friend.peer_id in victim.stats.peers
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert type(error).__name__ in warnings[0]

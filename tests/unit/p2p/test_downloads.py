@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from psyche_core.p2p.downloads import LAGGING, MOST_ABSENT, MOST_FORGIVEN, Downloads
-from psyche_core.p2p.fetch_plan import MAX_LOST, Answer
+from psyche_core.p2p.fetch_plan import MAX_LOST, Answer, FetchPlan
 from psyche_core.p2p.holders import HolderBook
 
 A, B, C, D = PEERS = [bytes([letter]) * 32 for letter in b"abcd"]
@@ -331,6 +331,77 @@ def test_of_a_late_peer_one_result_comes_at_once_though_more_requests_wait_there
     assert downloads.started(THREE, A) == ()
 
 
+def test_only_so_many_requests_wait_as_places_are_free_and_some_more() -> None:
+    names = [bytes([number]) * 16 for number in range(20)]
+    _, downloads = made({A: names, B: names, C: names}, sources=2)
+    for name in names:
+        downloads.want(name)
+    downloads.expect_size(54_000)
+    downloads.limit(places=3, spare=2)
+    asked = begun(downloads)
+    assert len(asked) == 5
+    assert len({name for name, _ in asked}) == 5, "each for another result"
+    assert downloads.starved
+    assert [downloads.started(*request) for request in asked].count(()) == 3
+    assert (downloads.full, downloads.starved) == (True, False)
+    assert begun(downloads) == []
+    downloads.finished(asked[0][0])
+    assert len(begun(downloads)) == 3
+    downloads.limit(places=20, spare=0)
+    assert downloads.places == 16, "not more than of results of this size"
+
+
+def test_a_source_that_our_own_line_may_make_slow_is_not_late_unless_one_that_began_later_is_done_before() -> None:
+    book, downloads = made({A: [ONE], B: [TWO]}, at_once=1, sources=2)
+    begun(downloads)
+    assert downloads.started(ONE, A) == ()
+    assert downloads.lags(ONE, room=True, excused=True)
+    assert A not in downloads._late
+    book.note(B, [ONE])
+    assert (ONE, B) in begun(downloads, [B])
+    assert downloads.started(ONE, B) == ()
+    downloads.drop(ONE, B)
+    assert downloads._receiving == 1
+    assert not downloads._late
+    assert not downloads._forgiven, "there was nothing to forgive"
+    assert downloads.lags(ONE, room=True, excused=True)
+    assert (ONE, B) in begun(downloads, [B])
+    assert downloads.started(ONE, B) == ()
+    assert downloads.finished(ONE, giver=B) == (A,)
+    assert downloads._late == {A}
+
+
+def test_a_source_that_was_excused_is_late_when_it_is_slow_by_itself() -> None:
+    _, downloads = made({A: [ONE]}, at_once=1)
+    begun(downloads)
+    downloads.started(ONE, A)
+    assert downloads.lags(ONE, room=True, excused=True)
+    assert not downloads.lags(ONE, room=True, excused=True)
+    assert not downloads._late
+    assert not downloads.lags(ONE, room=True)
+    assert downloads._late == {A}
+
+
+def test_an_answer_costs_no_look_at_all_other_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """255 results that five neighbours announced and had not, twice each: each answer looked at all 255."""
+    looked = []
+    plainly = FetchPlan.ask_again
+
+    def ask_again(plan: FetchPlan) -> bool:
+        looked.append(plan)
+        return plainly(plan)
+
+    monkeypatch.setattr(FetchPlan, "ask_again", ask_again)
+    names = [b"%016d" % number for number in range(255)]
+    _, downloads = made({A: names})
+    for name in names:
+        downloads.want(name)
+    for name, peer in begun(downloads):
+        downloads.failed(name, peer, Answer.ABSENT)
+        assert len(looked) == 1
+        looked.clear()
+
+
 class Swarm(RuleBasedStateMachine):
     """Any order of events: the counts are right, the limits hold, and in the end everything is here."""
 
@@ -460,6 +531,8 @@ class Swarm(RuleBasedStateMachine):
     @invariant()
     def limits_hold(self) -> None:
         assert self.downloads._receiving == len(self.coming) <= 4, "two, and two that lagged and are waited for again"
+        assert self.downloads._open == len(self.requests) - len(self.coming) - len(self.lagging)
+        assert all(self.downloads._waiting.values()), "nobody is remembered at whom nothing waits"
         for peer in PEERS:
             assert self.downloads._waiting[peer] == sum(each[1] == peer for each in self.requests) <= 2
         for name in NAMES:

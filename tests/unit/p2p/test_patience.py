@@ -160,6 +160,44 @@ def test_a_source_lags_that_needs_longer_than_usual_some_times() -> None:
     assert known([1e6, 1e6, 1e4]).longest(5_000_000, TIMEOUT) == 5.0 * LAGS
 
 
+@given(rate=st.floats(1e3, 1e7), sources=st.integers(2, 40))
+def test_who_sends_its_share_of_a_line_is_never_too_slow_and_who_sends_much_less_is(rate: float, sources: int) -> None:
+    """Each of 16 sources had to send 8 kB a second, which a line of 100 kB a second could not carry."""
+    line, pace = Line(over=3.0), known([1e8] * VOICES)
+    carried(line, [rate, rate])
+    share = line.share(sources)
+    assert share is not None
+    course = Course(0.0, size=10_000_000)
+    course.received = int(share * 20.0) + 1
+    course.look(20.0, every=20.0)
+    assert course.rate >= pace.least_of(sources, share) or share < LEAST / sources
+    assert not course.is_behind(share, 20.0)
+    course.received = int(share * 20.0 / (LAGS + 1))
+    assert Course(0.0, received=course.received).is_behind(share, 20.0)
+    assert pace.least_of(sources, 0.0) == LEAST / sources, "their part of the floor must come from all"
+
+
+def test_one_source_alone_is_excused_by_a_full_line_only_and_none_by_a_line_with_room() -> None:
+    line, pace = Line(over=3.0), Pace(LEAST)
+    now, received = carried(line, [1e6, 1e6])
+    assert line.share(1) is None
+    assert line.share(2) == 5e5
+    allowed = []
+    for _ in range(TRIES):
+        allowed.append(line.may_try)
+        line.tried()
+    assert line.full
+    assert line.share(1) == 1e6
+    allowed.append(line.may_try)
+    now, received = carried(line, [1e6] * 7, now=now, received=received)
+    allowed.append(line.may_try)
+    assert allowed == [True] * TRIES + [False, True], "one more after some time"
+    carried(line, [4e5, 4e5], now=now, received=received)
+    assert line.idle
+    assert line.share(2) is None
+    assert pace.least_of(2, None) == pace.least == LEAST
+
+
 def test_what_a_source_needed_until_now_counts_too() -> None:
     """Else one that slows down more and more would never lag."""
     pace = known([1e6] * VOICES)

@@ -17,6 +17,7 @@ they are sent (`upload_turns`), and sources that are no neighbours are dialled (
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ from psyche_p2p_quic.connections.mesh import Mesh
 from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.endpoint.links import LinkLost, Stream
 from psyche_p2p_quic.settings import QuicSettings
+
+logger: logging.Logger = logging.getLogger("psyche.p2p")
 
 FIRST_BYTES = 64 * 1024
 """Bytes of a body that are sent together with the head."""
@@ -129,7 +132,12 @@ class BlobExchange:
 
     async def _read(self, offer: Offer) -> bytes | memoryview | None:
         """Return an offered blob; None when it is no longer valid, and then withdraw the offer."""
-        blob = await anyio.to_thread.run_sync(offer.checked, limiter=self._readers)
+        blob: bytes | memoryview | None = None
+        try:
+            blob = await anyio.to_thread.run_sync(offer.checked, limiter=self._readers)
+        except Exception as error:  # whoever offers it brings the function; no peer may be disconnected for what that does
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            logger.warning("a blob of %d bytes is offered no more, because reading it failed: %s", offer.size, what)
         if blob is None:
             self._offers.withdraw(offer)
         return blob

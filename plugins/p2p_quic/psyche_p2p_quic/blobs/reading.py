@@ -45,7 +45,7 @@ class _Parts:
     _fast: int = 0
 
     def took(self, seconds: float) -> None:
-        """Note how long the last part took."""
+        """Note how long the last part took, or would have taken if it had been complete."""
         if seconds > READ_SECONDS:
             self._fast, self.size = 0, max(self.size // 2, _WORTH_WAITING_BYTES // 2)
             return
@@ -96,10 +96,10 @@ async def read_body(
             part = min(length - progress.received, parts.size)
             chunk = await (stream.read_exactly(part) if part >= _WORTH_WAITING_BYTES else stream.read(part))
             began, before = now(), began
-            parts.took(began - before)
             if not chunk:
                 return Answer.LOST
 
+            parts.took((began - before) * part / len(chunk))
             if not roomy and progress.received + len(chunk) >= _RESERVE_AFTER_FRACTION * length:
                 roomy = True  # reserve the rest now, because growing step by step would copy the data several times
                 body.seek(length - 1)

@@ -5,7 +5,8 @@ slow, and tells neighbours what we have. A request may wait long for its turn (`
 send is the source, and the others' requests are withdrawn. A source that stalls, or sends too slowly, is given up; what is too
 slow, and for how long a result is waited for, says `psyche_core.p2p.patience`. A source that lags is not waited for: another
 holder may send the same result beside it. When both were measured in the same time, the one that needs longer for its rest is
-stopped. Where our own line is full, nothing is asked for twice: its rate, and not the number of slow sources, says so.
+stopped. Where our own line is full, nothing is asked for twice: its rate, and not the number of slow sources, says so. How many
+results come at once, and how many requests wait, follows what the line carries (`psyche_core.p2p.demand`).
 
 Announcements may be false, and may never come. So there is an end to waiting (`fetch` returns None), and then `exchange` asks
 whoever may have the result, and dials its author.
@@ -23,6 +24,7 @@ import anyio
 
 from psyche_core.errors import WireError
 from psyche_core.p2p.blob_store import BlobStore
+from psyche_core.p2p.demand import Demand
 from psyche_core.p2p.downloads import Downloads
 from psyche_core.p2p.fetch_plan import Answer
 from psyche_core.p2p.holders import HolderBook
@@ -76,6 +78,8 @@ class Results:
         self._received_at = -math.inf
         self._pace = Pace(settings.hedge_bytes / settings.hedge_seconds)
         self._line = Line(over=settings.hedge_rest_seconds)
+        self._demand = Demand(self._line)
+        self._counted = 0
         self._seed: int | None = None
 
     @property
@@ -131,6 +135,7 @@ class Results:
         wanted.max_bytes = max(wanted.max_bytes, max_bytes)
         wanted.waiters += 1
         self._downloads.expect_size(max_bytes)
+        self._demand.expect_size(max_bytes)
         self._downloads.want(name)
         self._line.look(self._received, now())
         seen = self._received
@@ -178,31 +183,54 @@ class Results:
     def _look(self, name: bytes, wanted: _Wanted, now: float, timeout: float) -> None:
         """Let another source send beside one that lags, and stop the slower of two. timeout: of the fetch, seconds."""
         every, courses = self._settings.hedge_rest_seconds, wanted.sending
-        self._line.look(self._received, now)
+        self._measure(now)
         for course in courses.values():
             course.look(now, every=every)
         if not courses or not all(course.looks for course in courses.values()):
             return
 
-        room = self._line.room and wanted.in_vain < MOST_IN_VAIN
         peer = max(courses, key=lambda peer: courses[peer].rest)
+        share = self._line.share(self._sources())
+        behind = share is None or courses[peer].is_behind(share, now)  # else it may be our own line that makes it slow
+        room = behind and self._line.room and wanted.in_vain < MOST_IN_VAIN
         lags = self._pace.lags(courses[peer], now=now, timeout=timeout, least=every)
         if len(courses) > 1:
             tried = next(reversed(courses)) == peer
             wanted.in_vain += tried
-            if not tried or (lags and room):
+            if behind and (not tried or (lags and room)):
                 self._downloads.give_up(peer)
-            elif not room:
+            elif tried and not room:
                 wanted.pause = min(2 * max(wanted.pause, every), 4 * every)
                 wanted.compared_from = now + wanted.pause
             self._stop(name, peer, room=room)
-        elif lags and now >= wanted.compared_from and self._downloads.lags(name, room=self._line.room):
+        elif not lags or now < wanted.compared_from or not (behind or self._line.may_try):
+            return
+
+        elif self._downloads.lags(name, room=self._line.room, excused=not behind):
             self._bound()
         else:
             return
 
         self._line.tried()
         self._pump()
+
+    def _measure(self, now: float) -> None:
+        """Measure our own line. Enough bytes count as progress like a result; not if sources send much less than it carries."""
+        self._line.look(self._received, now)
+        enough = self._settings.hedge_bytes / self._settings.hedge_seconds * self._settings.holder_seconds
+        if self._received - self._counted >= enough:
+            self._counted = self._received
+            if not self._line.idle:
+                self._received_at = now
+        if self._downloads.starved and self._demand.widen(now, busy=bool(self._sources()) and not self._line.idle):
+            self._pump()
+
+    def _sources(self) -> int:
+        return sum(len(wanted.sending) for wanted in self._wanted.values())
+
+    def _least(self) -> float:
+        sources = self._sources()
+        return self._pace.least_of(sources, self._line.share(sources))
 
     def _bound(self) -> None:
         """Stop the slowest of the sources that lag if these are too many."""
@@ -228,6 +256,7 @@ class Results:
             return
 
         doubted, slow, room = mesh.reputation.doubted, mesh.relayed, self._line.room
+        self._downloads.limit(places=self._demand.places, spare=self._demand.spare)
         while (chosen := self._downloads.begin(mesh.sessions, doubted=doubted, slow=slow, among=among, room=room)) is not None:
             self._requests[chosen] = asyncio.create_task(self._request(*chosen))
 
@@ -277,6 +306,7 @@ class Results:
                     complete = head is Answer.ABSENT
                     return head
 
+                self._demand.answered(now(), needed=not self._downloads.full)
                 others = self._downloads.started(name, peer)
                 if others is None:
                     return Answer.RELEASED
@@ -286,11 +316,12 @@ class Results:
                     other.start_over(began)
                 course = wanted.sending[peer] = Course(began)
                 self._cancel((name, other) for other in others)
+                self._pump()
                 body = await read_body(
                     stream,
                     head.length,
                     seconds=settings.stall_seconds,
-                    least=lambda: self._pace.least,
+                    least=self._least,
                     progress=course,
                     count=count,
                 )
@@ -315,6 +346,7 @@ class Results:
             return Answer.FALSE
 
         self._pace.completed(peer, len(blob), took)
+        self._demand.completed(took, now())
         return blob
 
 

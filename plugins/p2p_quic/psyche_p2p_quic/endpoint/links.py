@@ -91,9 +91,14 @@ class Stream:
             await self._send.finish()
 
     async def delivered(self) -> None:
-        """Wait until the peer has received all of a finished stream, or has stopped reading it."""
+        """Wait until the peer has received all of a finished stream, or has stopped reading it.
+
+        In the second case, what is still here is dropped. The library would send all of it, and a slow line be full of it.
+        """
         with as_link_lost("wait for delivery"):
-            await self._send.stopped()
+            stopped = await self._send.stopped()
+        if stopped is not None:
+            await self._reset()
 
     async def prefer(self) -> None:
         """Send this stream's bytes before those of others."""
@@ -111,6 +116,9 @@ class Stream:
     async def abandon(self) -> None:
         """Give up both directions, so that the peer sees a broken stream, not a finished one. No read or write may be pending."""
         await self.stop_reading()
+        await self._reset()
+
+    async def _reset(self) -> None:
         with anyio.move_on_after(_GIVE_UP_SECONDS, shield=True):
             try:
                 await self._send.reset(1)
