@@ -21,7 +21,7 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,8 @@ MOST_MEMBERS = 256
 """Of a run, and so of all parts but the mesh."""
 
 
-def main() -> None:
-    """Measure and print."""
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options. Ends with a sentence if one is wrong, or changes nothing in the parts."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.growth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,10 +78,16 @@ def main() -> None:
         help="folder for growth.json, and of each part a table (PART.txt) and a plot; parts that were measured before stay",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     _refuse_useless(parser, given)
+    return given
+
+
+def main() -> None:
+    """Measure and print."""
+    given = arguments()
     if given.out is not None:
-        _make(given.out)
+        make(given.out)
     enter_loopback("benchmarks.growth")
     sizes = given.sizes.split(",") if given.sizes else QUICK_SIZES if given.quick else tuple(optimizer.WIDTHS)
     wanted = tuple(map(int, given.members.split(","))) if given.members else ()
@@ -111,7 +117,7 @@ def main() -> None:
             chain.curves,
         ),
     }
-    report = {**_earlier(given.out), "machine": platform.machine(), "python": platform.python_version()}
+    report = {**earlier(given.out), "machine": platform.machine(), "python": platform.python_version()}
     for name in given.parts or ways:
         measure, curves_of = ways[name]
         figures = measure()
@@ -120,7 +126,7 @@ def main() -> None:
         if not given.json:
             print(f"{name}\n{table(curves)}\n")
         if given.out is not None:
-            _keep(given.out, name, report, curves)
+            keep(given.out, name, report, curves)
     if given.json:
         print(json.dumps(report))
 
@@ -132,7 +138,7 @@ def _refuse_useless(parser: argparse.ArgumentParser, given: argparse.Namespace) 
             parser.error(f"--{option} changes nothing in {', '.join(given.parts)}: it is for {', '.join(parts)}")
 
 
-def _make(folder: Path) -> None:
+def make(folder: Path) -> None:
     """Make the folder of --out before anything is measured."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +147,7 @@ def _make(folder: Path) -> None:
         raise SystemExit(2) from None
 
 
-def _earlier(folder: Path | None) -> dict[str, Any]:
+def earlier(folder: Path | None) -> dict[str, Any]:
     """What other commands have written into growth.json: their parts stay."""
     file = folder / REPORT if folder is not None else None
     if file is None or not file.exists():
@@ -156,7 +162,7 @@ def _earlier(folder: Path | None) -> dict[str, Any]:
     return found
 
 
-def _keep(folder: Path, name: str, report: dict[str, Any], curves: list[Curve]) -> None:
+def keep(folder: Path, name: str, report: dict[str, Any], curves: list[Curve]) -> None:
     """Write what is finished; the next part may take long."""
     unfinished = folder / f"{REPORT}.new"
     unfinished.write_text(json.dumps(report, indent=1) + "\n")

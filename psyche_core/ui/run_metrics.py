@@ -56,7 +56,7 @@ class RunMetrics:
         self._accepted: dict[tuple[int, int], int] = {}
         self._first_step: int | None = None
         self._steps: set[int] = set()
-        self.lost_shares = LostShares()
+        self.lost_shares: LostShares = LostShares()
         self._of_member = of_member
         self._allow_lost_shares = allow_lost_shares or of_member
         self._disturbed = False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.growth import __main__ as growth
+from benchmarks.growth.curves import curve
 from benchmarks.peers.__main__ import arguments
 
 GIVEN = ["--cache", "c", "--out", "o"]
@@ -44,11 +45,6 @@ def test_peers_takes_what_is_right() -> None:
     assert (given.speeds, given.faults, given.systems, given.seconds) == ("2.5,unshaped", "none", "alone,ours-8", 5.0)
 
 
-def growth(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.growth", *words]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[3])
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -61,11 +57,11 @@ def growth(*words: str) -> subprocess.CompletedProcess[str]:
         (["boom"], "there is no part 'boom'; there are optimizer, mesh,"),
     ],
 )
-def test_growth_refuses(words: list[str], sentence: str) -> None:
-    done = growth(*words)
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
+def test_growth_refuses(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        growth.arguments(words)
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_peers_says_that_a_folder_cannot_be_made(tmp_path: Path) -> None:
@@ -77,24 +73,27 @@ def test_peers_says_that_a_folder_cannot_be_made(tmp_path: Path) -> None:
     assert f"Error: --out: the folder {file / 'deeper'} cannot be made: Not a directory" in done.stderr
 
 
-def test_growth_says_that_a_folder_cannot_be_made_before_it_measures(tmp_path: Path) -> None:
+def test_growth_says_that_a_folder_cannot_be_made(tmp_path: Path) -> None:
+    """Before it measures, which may take an hour."""
     file = tmp_path / "file"
     file.write_text("")
-    done = growth("handlers", "--out", str(file / "deeper"))
+    command = [sys.executable, "-m", "benchmarks.growth", "handlers", "--out", str(file / "deeper")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[3])
     assert done.returncode == 2
     assert f"Error: --out: the folder {file / 'deeper'} cannot be made: Not a directory" in done.stderr
     assert "handlers:" not in done.stderr, "nothing was measured"
 
 
-def test_growth_keeps_what_other_commands_measured(tmp_path: Path) -> None:
-    report = tmp_path / "growth.json"
-    report.write_text('{"mesh": {"figures": 7}}')
-    done = growth("handlers", "--members", "4", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    kept = json.loads(report.read_text())
-    assert kept["mesh"] == {"figures": 7}
-    assert kept["handlers"]["figures"]["4"]
-    report.write_text("no JSON")
-    done = growth("handlers", "--members", "4", "--out", str(tmp_path))
-    assert done.returncode == 2
-    assert f"Error: --out: {report} is not a report of this benchmark" in done.stderr
+def test_growth_keeps_what_other_commands_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert growth.earlier(None) == growth.earlier(tmp_path) == {}
+    costs = [curve("cost", "ms", "members", [(4, 1.0), (8, 2.0)])]
+    growth.keep(tmp_path, "mesh", {"mesh": {"figures": 7}}, costs)
+    growth.keep(tmp_path, "handlers", {**growth.earlier(tmp_path), "handlers": {"figures": 8}}, costs)
+    assert growth.earlier(tmp_path) == {"mesh": {"figures": 7}, "handlers": {"figures": 8}}
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "growth.json", "mesh.txt", "mesh.png", "handlers.txt", "handlers.png",
+    }  # fmt: skip
+    (tmp_path / "growth.json").write_text("no JSON")
+    with pytest.raises(SystemExit):
+        growth.earlier(tmp_path)
+    assert f"Error: --out: {tmp_path / 'growth.json'} is not a report of this benchmark" in capsys.readouterr().err

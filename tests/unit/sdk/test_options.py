@@ -124,7 +124,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS.keys())
+def marked(name: str) -> Any:
+    """A run as a parameter. The library of evaluations reads its list of all tasks for half a minute."""
+    return pytest.param(RUNS[name], id=name, marks=[pytest.mark.soak, pytest.mark.slow] if name == "evaluations" else [])
+
+
+@pytest.mark.parametrize("options", [marked(name) for name in RUNS])
 async def test_what_is_not_refused_is_used(options: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = read_by_the_client(monkeypatch)
     missing = pytest.raises(psyche.errors.PluginMissing, match="none-such")
