@@ -47,7 +47,7 @@ OPTIONS = {
 }
 """The parts that an option is for."""
 MOST_MEMBERS = 256
-"""Of a run, and so of all parts but the mesh."""
+"""Of a run."""
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

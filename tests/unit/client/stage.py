@@ -137,9 +137,9 @@ class Stage(World):
         return [member for member in self.members if not member.away]
 
 
-def with_a_slow_member_dropped() -> tuple[Stage, Member]:
+def with_a_slow_member_dropped(stage: type[Stage] = Stage) -> tuple[Stage, Member]:
     """A run of four in which a member was so slow for a while that it was dropped, and its end. Returns it and that member."""
-    world = Stage(4, total_steps=60, rounds_per_epoch=60)
+    world = stage(4, total_steps=60, rounds_per_epoch=60)
     slow = world.members[2]
     world.run(until=lambda: world.state.progress.step == 4)
     world.train_delay = lambda member: 24.0 if member is slow else 0.4

@@ -5,8 +5,7 @@ from __future__ import annotations
 from psyche_core.client.machine import actions as act
 from psyche_core.client.runtime.reports.lost_shares import with_lost_shares
 from psyche_core.telemetry import events as telemetry
-from psyche_core.types import ClientState
-from stage import Member, Stage
+from stage import Member, Stage, with_a_slow_member_dropped
 
 
 class _Told(Member):
@@ -29,14 +28,7 @@ def steps(member: Member) -> list[telemetry.StepApplied]:
 
 def test_the_slow_member_is_told_that_its_share_was_lost_and_the_others_whose_it_was() -> None:
     """All were told that a machine with much other work is too slow."""
-    world = _Stage(4, total_steps=60, rounds_per_epoch=60)
-    slow = world.members[2]
-    world.run(until=lambda: world.state.progress.step == 4)
-    world.train_delay = lambda member: 24.0 if member is slow else 0.4
-    world.run(until=lambda: any(client.state is ClientState.Dropped for client in world.state.epoch.clients))
-    world.train_delay = lambda member: 0.4
-    world.run(limit=2000)
-
+    world, slow = with_a_slow_member_dropped(_Stage)
     for member in world.members:
         short = [event for event in steps(member) if 0 < event.accepted < event.trained]
         assert short, "its share was lost at least once, which everybody applied so"
