@@ -36,7 +36,8 @@ LEAVE_SECONDS = 60.0
 def run_file(task: tasks.Task) -> dict[str, Any]:
     """The example's run with this task: its settings of DisTrO and of rounds, but the task's rate, batch, model and data.
 
-    A result of SparseLoCo is of `inner_steps` batches, so the run has so many times fewer results, and of larger shares.
+    A result of SparseLoCo is of `inner_steps` batches, so the run has so many times fewer results, of shares so many times larger,
+    for which members have so many times longer.
     """
     state = tomllib.loads(EXAMPLE.read_text())
     inner = _inner_steps(task)
@@ -45,6 +46,7 @@ def run_file(task: tasks.Task) -> dict[str, Any]:
     state["run_id"] = RUN_ID
     state["config"] |= {
         "cooldown_time": 1,
+        "max_round_train_time": state["config"]["max_round_train_time"] * inner,
         "epoch_time": 86_400,
         "rounds_per_epoch": max(4, task.settings["epoch"] // inner),
         "total_steps": max(1, task.steps // inner),

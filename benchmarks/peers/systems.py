@@ -82,7 +82,7 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             _torchft("torchft-localsgd", "torchft LocalSGD", method="localsgd"),
             _ours("ours-8", "ours, DisTrO 1-bit, k = 8", 8),
             _ours("ours-64", "ours, DisTrO 1-bit, k = 64", 64),
-            _ours("ours-sparse", "ours, SparseLoCo, 4 inner steps, k = 64", 64, optimizer="SparseLoCo", inner_steps=4),
+            _ours("ours-sparse", "ours, SparseLoCo, 8 inner steps, k = 64", 64, optimizer="SparseLoCo", inner_steps=8),
         )
     }
 )

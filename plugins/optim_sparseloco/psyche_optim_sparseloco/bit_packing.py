@@ -28,16 +28,23 @@ def unpack_integers(data: bytes, count: int, width: int) -> NDArray[np.uint32]:
 
     Raises PayloadRejected if padding is not zero.
     """
+    if not width:
+        return np.zeros(count, dtype=np.uint32)
+
     used = count * width
     if used % 8 and data[-1] >> used % 8:
         message = "padding bits of a packed table are not zero"
         raise PayloadRejected(message)
 
-    bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=used, bitorder="little").reshape(count, width)
-    octets = np.packbits(bits, axis=1, bitorder="little")
-    words = np.zeros((count, 4), dtype=np.uint8)
-    words[:, : octets.shape[1]] = octets
-    return words.view("<u4").reshape(count)
+    rows = np.frombuffer(data + bytes(-len(data) % max(1, width)), dtype=np.uint8).reshape(-1, width)  # eight integers a row
+    values = np.empty((rows.shape[0], 8), dtype=np.uint32)
+    for column in range(8):
+        first, shift = divmod(column * width, 8)
+        bits = np.zeros(rows.shape[0], dtype=np.uint64)
+        for number in range((shift + width + 7) // 8):
+            bits |= rows[:, first + number].astype(np.uint64) << np.uint64(8 * number)
+        values[:, column] = (bits >> np.uint64(shift)) & np.uint64((1 << width) - 1)
+    return values.reshape(-1)[:count]
 
 
 def pack_unary(values: IntArray) -> bytes:

@@ -4,6 +4,9 @@
 
 A tensor's local weights are start - learning rate * rate factor * drift. All is float32 and private to this replica. Weight decay
 is no part of the drift: it is applied to the masters, where it needs no bytes.
+
+torch's fused AdamW does it in one pass over the memory, as a step with the learning rate -1 on the drift. Its function is called
+and not its class, which imports torch's compiler (some seconds) and would hold moments of its own.
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from psyche_core.errors import NonFiniteError
-from psyche_optim_sparseloco.layout import Layout, Parameter
+from psyche_optim_sparseloco.layout import Layout
 from psyche_optim_sparseloco.settings import SparseLoCoSettings
 
 MAX_SQUARED_NORM = 1e37
 """A gradient with a larger squared norm would overflow the float32 second moment, which would then stay infinite."""
+
+_FUSED = ("cpu", "cuda")
 
 
 class InnerAdamW:
@@ -27,11 +33,14 @@ class InnerAdamW:
 
     def __init__(self, settings: SparseLoCoSettings, layout: Layout, device: torch.device) -> None:
         self._settings = settings
-        self._layout = layout
+        self._names = [entry.name for entry in layout.parameters]
+        self._fused = device.type in _FUSED
         self.first: Tensor = torch.zeros(layout.total, device=device)
         self.second: Tensor = torch.zeros_like(self.first)
         self.drift: Tensor = torch.zeros_like(self.first)
         self.steps: int = 0
+        places = [slice(entry.start, entry.stop) for entry in layout.parameters]
+        self._first, self._second, self._drift = ([flat[own] for own in places] for flat in (self.first, self.second, self.drift))
 
     def reset(self) -> None:
         """Forget everything."""
@@ -40,29 +49,41 @@ class InnerAdamW:
         self.steps = 0
 
     def step(self, parameters: Mapping[str, Tensor]) -> None:
-        """Take one step with the parameters' gradients. Raises NonFiniteError, and then changes nothing."""
-        scale = self._scale([parameter.grad for parameter in parameters.values() if parameter.grad is not None])
-        self.steps += 1
-        for entry in self._layout.parameters:
-            self._step(entry, parameters[entry.name].grad, scale)
+        """Take one step with the parameters' gradients, which it may scale in place. Those of a parameter without any are zeros.
 
-    def _step(self, entry: Parameter, gradient: Tensor | None, scale: float) -> None:
-        own = slice(entry.start, entry.stop)
-        first, second = self.first[own], self.second[own]
+        Raises NonFiniteError, and then changes nothing.
+        """
+        gradients = [
+            torch.zeros_like(drift) if gradient is None else gradient.detach().reshape(-1).to(torch.float32)
+            for drift, gradient in zip(self._drift, (parameters[name].grad for name in self._names), strict=True)
+        ]
+        scale = self._scale(gradients)
+        if scale != 1.0:
+            for gradient in gradients:
+                gradient.mul_(scale)
         first_decay, second_decay = self._settings.betas
-        first.mul_(first_decay)
-        second.mul_(second_decay)
-        if gradient is not None:
-            scaled = gradient.detach().reshape(-1).to(torch.float32) * scale
-            first.add_(scaled, alpha=1 - first_decay)
-            second.addcmul_(scaled, scaled, value=1 - second_decay)
-        root = (second / (1 - second_decay**self.steps)).sqrt_().add_(self._settings.eps)
-        direction = (first / (1 - first_decay**self.steps)).div_(root)
-        self.drift[own].add_(direction)
+        adamw(
+            self._drift,
+            gradients,
+            self._first,
+            self._second,
+            [],
+            [torch.full((), float(self.steps), device=self.first.device) for _ in gradients],
+            foreach=False,
+            fused=self._fused,
+            amsgrad=False,
+            beta1=first_decay,
+            beta2=second_decay,
+            lr=-1.0,
+            weight_decay=0.0,
+            eps=self._settings.eps,
+            maximize=False,
+        )
+        self.steps += 1
 
     def _scale(self, gradients: list[Tensor]) -> float:
         """Factor of the gradients: clipping. Raises NonFiniteError."""
-        squares = math.fsum(float(gradient.double().square().sum()) for gradient in gradients)
+        squares = math.fsum(_norm(gradient) ** 2 for gradient in gradients)
         limit = self._settings.clip_grad_norm
         scale = min(1.0, limit / (math.sqrt(squares) + 1e-6)) if limit else 1.0
         if not squares * scale * scale < MAX_SQUARED_NORM:  # in this form NaN is rejected, too
@@ -70,3 +91,9 @@ class InnerAdamW:
             raise NonFiniteError(message)
 
         return scale
+
+
+def _norm(values: Tensor) -> float:
+    """The L2 norm: by float32, which is faster, unless the square of a value is too large for it."""
+    norm = float(torch.linalg.vector_norm(values))
+    return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(values, dtype=torch.float64))

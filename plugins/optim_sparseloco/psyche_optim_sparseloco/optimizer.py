@@ -32,12 +32,10 @@ from psyche_core.types import MAX_CLIENTS
 from psyche_optim_sparseloco import codec
 from psyche_optim_sparseloco.inner_adamw import InnerAdamW
 from psyche_optim_sparseloco.layout import Parameter, build_layout
+from psyche_optim_sparseloco.mean import means
 from psyche_optim_sparseloco.quantizer import SMALLEST_SENT, UNIT, quantize
 from psyche_optim_sparseloco.settings import SparseLoCoSettings
 from psyche_optim_sparseloco.top_k import select
-
-_COUNT_BITS = 10
-"""Bits for a number of results, at most MAX_CLIENTS."""
 
 
 @dataclass(slots=True, eq=False)
@@ -135,9 +133,9 @@ class SparseLoCo(Optimizer):
         positions, counts = select(self._error, self._layout, smallest=SMALLEST_SENT * self._unit)
         places = torch.from_numpy(positions).to(self._device)
         senders = counts[counts > 0]
-        quantized = quantize(self._error[places].cpu().numpy().astype(np.float64) / self._unit, senders)
+        quantized = quantize(self._error.gather(0, places).cpu().numpy().astype(np.float64) / self._unit, senders)
         values = torch.from_numpy(quantized.amounts(senders)).to(self._device).to(torch.float32) * self._unit
-        self._error[places] -= values
+        self._error.scatter_add_(0, places, -values)
         self._sent[step] = _Sent(places, values)
         return codec.encode(self._layout, positions, counts, quantized)
 
@@ -160,15 +158,13 @@ class SparseLoCo(Optimizer):
         if not updates:
             return
 
-        places, means = self._means(updates)
         decay = self._settings.inner_steps * (self._settings.weight_decay or 0.0)
         for entry in self._layout.parameters:
-            rate, own = self._rates[entry.name], self._flat[entry.start : entry.stop]
-            kept = np.float32(max(0.0, rate.kept(learning_rate, decay)))
-            size = np.float32(rate.step(learning_rate) * self._settings.outer_rate * self._unit)
-            at, values = _within(places, means, entry)
-            own.mul_(float(kept))
-            own[at] -= values * float(size)
+            kept = np.float32(max(0.0, self._rates[entry.name].kept(learning_rate, decay)))
+            self._flat[entry.start : entry.stop].mul_(float(kept))
+        for entry, places, values in means(updates, self._layout, self._device):
+            size = np.float32(self._rates[entry.name].step(learning_rate) * self._settings.outer_rate * self._unit)
+            self._flat[entry.start : entry.stop].scatter_add_(0, places, values * float(-size))
 
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
@@ -199,32 +195,22 @@ class SparseLoCo(Optimizer):
         for number in sorted(number for number in self._sent if number <= step):
             sent = self._sent.pop(number)
             if not (accepted and number == step):
-                self._error[sent.positions] += sent.values * sent.kept
-
-    def _means(self, updates: Sequence[codec.Update]) -> tuple[Tensor, Tensor]:
-        """Where anything was sent, int64 [n] ascending, and the mean of what was, in whole units, float32 [n].
-
-        Rounded half away from zero. At most 2**16, which float32 holds exactly.
-        """
-        packed = torch.zeros(self._layout.total, dtype=torch.int64, device=self._device)  # the sum, and the count in its low bits
-        for update in updates:
-            amounts = torch.from_numpy(update.amounts).to(self._device, torch.int64)
-            packed.scatter_add_(0, torch.from_numpy(update.positions).to(self._device), (amounts << _COUNT_BITS) + 1)
-        places = packed.nonzero().view(-1)
-        total, count = packed[places] >> _COUNT_BITS, packed[places] & ((1 << _COUNT_BITS) - 1)
-        means = total.sign() * torch.div(2 * total.abs() + count, 2 * count, rounding_mode="floor")
-        return places, means.to(torch.float32)
+                self._error.scatter_add_(0, sent.positions, sent.values * sent.kept)
 
     def _write_local(self, *, learning_rate: float) -> None:
         """Write the local weights into the compute weights. learning_rate: of the drift."""
         for entry in self._layout.parameters:
             own = slice(entry.start, entry.stop)
             factor = self._rates[entry.name].rate
-            local = self._flat[own] - self._inner.drift[own] * (learning_rate * factor)
+            weights = self._compute[entry.name]
+            in_place = weights.dtype == torch.float32 and weights.is_contiguous()  # others are rounded once, at the end
+            local = weights.view(-1) if in_place else torch.empty_like(self._flat[own])
+            torch.add(self._flat[own], self._inner.drift[own], alpha=-learning_rate * factor, out=local)
             for sent in self._sent.values():
                 places, values = _within(sent.positions, sent.values, entry)
-                local[places] -= values * (self._lookahead_rate * factor * self._settings.outer_rate)
-            self._compute[entry.name].copy_(local.view(entry.shape))
+                local.scatter_add_(0, places, values * (-self._lookahead_rate * factor * self._settings.outer_rate))
+            if not in_place:
+                weights.copy_(local.view(entry.shape))
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat buffer by parameter name, ascending."""

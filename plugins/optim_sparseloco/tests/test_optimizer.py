@@ -18,6 +18,7 @@ from psyche_core.testing.toy_model import ToyModel, toy_samples
 from psyche_core.types import MAX_CLIENTS
 from psyche_optim_sparseloco import codec
 from psyche_optim_sparseloco.layout import build_layout
+from psyche_optim_sparseloco.mean import means
 from psyche_optim_sparseloco.optimizer import SparseLoCo
 from psyche_optim_sparseloco.quantizer import LARGEST_CODE, UNIT, Quantized
 from psyche_optim_sparseloco.settings import SparseLoCoSettings
@@ -73,6 +74,19 @@ def test_local_weights_are_those_of_torch_s_adamw() -> None:
     for name, error in optimizer.momentum.items():
         moved = (start[name] - twin.parameters[name].detach()) / RATE
         torch.testing.assert_close(error + sent[name], moved, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "not contiguous"])
+def test_local_weights_of_other_kinds_are_rounded_once(kind: str) -> None:
+    """Results that are not applied are subtracted before the weights are rounded, and weights may lie in any order."""
+    model, optimizer = member(outer_rate=0.5)
+    told = updates(optimizer, share(model, optimizer, 1))
+    weights = model.parameters["lm_head"]
+    weights.data = weights.data.to(torch.bfloat16) if kind == "bfloat16" else weights.data.T.contiguous().T
+    optimizer.load_lookahead(learning_rate=RATE)
+    wanted = optimizer.masters["lm_head"] - told["lm_head"] * (RATE * 0.5)
+    assert weights.is_contiguous() == (kind == "bfloat16")
+    torch.testing.assert_close(weights.detach(), wanted.to(weights.dtype), rtol=0, atol=1e-9)
 
 
 def test_what_is_not_sent_stays_and_fades() -> None:
@@ -201,12 +215,37 @@ def _mean(amounts: list[int]) -> int:
     [([17, 16], 17), ([-17, -16], -17), ([16, 16, 17], 16), ([16, 17, 17], 17), ([20, -20], 0), ([UNIT] * MAX_CLIENTS, UNIT)],
 )
 def test_means_are_whole_numbers_rounded_half_away_from_zero(amounts: list[int], mean: int) -> None:
-    _, optimizer = member()
+    layout = build_layout({"weights": (10,)}, SparseLoCoSettings())
     sent = [codec.Update(np.array([7], dtype=np.int64), np.array([amount], dtype=np.int32)) for amount in amounts]
-    places, means = optimizer._means([*sent, codec.Update(np.array([9], dtype=np.int64), np.array([-30], dtype=np.int32))])
-    assert places.tolist() == [7, 9]
-    assert means.tolist() == [mean, -30]
+    last = codec.Update(np.array([9], dtype=np.int64), np.array([-30], dtype=np.int32))
+    ((_, places, values),) = means([*sent, last], layout, torch.device("cpu"))
+    assert dict(zip(places.tolist(), values.tolist(), strict=True)) == {7: mean, 9: -30}
+    assert len(places) == 2
     assert mean == _mean(amounts)
+
+
+@pytest.mark.parametrize("senders", [0, 1, 5])
+def test_means_of_a_model_of_several_blocks(senders: int) -> None:
+    """A parameter longer than a block, short ones beside it, an empty one, and blocks for which nothing was sent."""
+    layout = build_layout({"a": (3,), "b": (600_000,), "c": (0,), "d": (2, 4)}, SparseLoCoSettings())
+    rng = np.random.default_rng(senders)
+    kept = np.r_[0:5, 250_000:270_000:7, 599_990 : layout.total]
+    sent = []
+    for _ in range(senders):
+        positions = np.sort(rng.choice(kept, kept.size // 2, replace=False))
+        sent.append(codec.Update(positions, rng.integers(-UNIT, UNIT + 1, positions.size).astype(np.int32)))
+    wanted: dict[int, list[int]] = {}
+    for update in sent:
+        for place, amount in zip(update.positions.tolist(), update.amounts.tolist(), strict=True):
+            wanted.setdefault(place, []).append(amount)
+    got: dict[int, float] = {}
+    for entry, places, values in means(sent, layout, torch.device("cpu")):
+        assert bool((places >= 0).all())
+        assert bool((places < entry.stop - entry.start).all())
+        for place, value in zip((places + entry.start).tolist(), values.tolist(), strict=True):
+            assert place not in got
+            got[place] = value
+    assert got == {place: _mean(amounts) for place, amounts in wanted.items()}
 
 
 def test_no_result_moves_a_weight_further_than_its_inner_steps_could() -> None:

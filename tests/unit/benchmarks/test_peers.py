@@ -376,8 +376,9 @@ def test_our_run_file_is_one_that_the_server_takes() -> None:
 
     sparse = replace(TASK, settings={**SYSTEMS["ours-sparse"].settings, "epoch": 40})
     fewer = parse_run_file(tomli_w.dumps(ours_run.run_file(sparse)), source="peers")
-    assert fewer.config.global_batch_size_start == 4 * 24
-    assert (fewer.config.total_steps, fewer.config.rounds_per_epoch) == (12, 10)
+    assert fewer.config.global_batch_size_start == 8 * 24
+    assert (fewer.config.total_steps, fewer.config.rounds_per_epoch) == (6, 5)
+    assert fewer.config.max_round_train_time == 8 * run.config.max_round_train_time
 
 
 def test_a_result_of_several_batches_is_several_steps() -> None:
