@@ -7,6 +7,7 @@ Every result is accepted. The caller provides data, rates and sizes from the run
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,15 @@ class LocalStep:
     compress_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class LocalApply:
+    """A step whose results were applied. results: one of each member. seconds: sum over all members."""
+
+    step: int
+    results: int
+    seconds: float
+
+
 class LocalRun:
     """A local run. trainers: one for each member, with equal masters. Not thread-safe: call it from one worker thread.
 
@@ -45,6 +55,13 @@ class LocalRun:
         self._statistics = statistics
         self._waiting: dict[int, tuple[bytes, ...]] = {}
         self._applied = 0
+        self._applies: list[LocalApply] = []
+
+    def take_applies(self) -> tuple[LocalApply, ...]:
+        """What was applied since this was called last."""
+        taken = tuple(self._applies)
+        self._applies.clear()
+        return taken
 
     @property
     def applied(self) -> int:
@@ -83,9 +100,11 @@ class LocalRun:
         if payloads is None:
             return
 
+        began = time.perf_counter()
         first, *others = self._trainers
         with contextlib.nullcontext() if self._statistics is None else self._statistics.around(step):
             first.apply(step, payloads, own_accepted=True)
         for trainer in others:
             trainer.apply(step, payloads, own_accepted=True)
         self._applied = step
+        self._applies.append(LocalApply(step, len(payloads), time.perf_counter() - began))

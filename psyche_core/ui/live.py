@@ -214,7 +214,7 @@ def _violations(metrics: RunMetrics) -> list[Text]:
 
 def _headline(metrics: RunMetrics) -> Text:
     if metrics.phase is None:
-        return Text.assemble(_ending(metrics), ("starting …", "dim"))
+        return _headline_without_phases(metrics)
 
     phase = metrics.phase
     return Text.assemble(
@@ -223,6 +223,15 @@ def _headline(metrics: RunMetrics) -> Text:
         f"  epoch {phase.epoch}  step {_step_text(metrics)}  {_clients(phase)}",
         f"  {_faults(metrics)}" if metrics.kills else "",
     )
+
+
+def _headline_without_phases(metrics: RunMetrics) -> Text:
+    """Return the first line before a coordinator has said anything, or where there is none, as in `psyche train-local`."""
+    if metrics.train_started is None:
+        return Text.assemble(_ending(metrics), ("starting …", "dim"))
+
+    word = "ended" if metrics.all_ended else "training"
+    return Text.assemble((word, "bold green"), f"  step {_step_text(metrics)}")
 
 
 def _ending(metrics: RunMetrics) -> tuple[str, str]:

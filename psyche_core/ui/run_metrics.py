@@ -96,6 +96,8 @@ class RunMetrics:
             case events.PhaseChanged():
                 if self._server is None or source == self._server:
                     self.phase = event
+            case events.RunDescribed() if self._of_member:
+                self.total_steps = event.total_steps
             case events.ModelLoaded():
                 self._client(source).note_loaded(event)
             case events.StepTrained():

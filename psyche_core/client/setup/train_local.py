@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -64,12 +65,16 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, re
     statistics = None if every is None else first.update_statistics(every=every)
     local = LocalRun(trainers, statistics=statistics)
 
+    def report_applied() -> None:
+        for done in local.take_applies():
+            report(telemetry.StepApplied(0, done.step, done.results, done.results, done.seconds))
+
     def report_statistics() -> None:
         for event in () if statistics is None else statistics.take():
             report(event)
 
-    report(described(run.run_id, run.config, run.model))
     steps = settings.steps or run.config.total_steps
+    report(replace(described(run.run_id, run.config, run.model), total_steps=steps))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_close, first)
         length = run.model.LLM.max_seq_len
@@ -103,6 +108,7 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, re
             ]
             next_sample = batches[-1].last + 1
             done = await anyio.to_thread.run_sync(local.train, step, shares)
+            report_applied()
             facts = TrainedStep(
                 step,
                 step - 1,
@@ -119,6 +125,7 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, re
             if step % settings.validation_every == 0 and step < steps:
                 await validate()
         await anyio.to_thread.run_sync(local.finish)
+        report_applied()
         report_statistics()
         await validate()
 

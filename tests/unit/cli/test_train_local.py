@@ -54,6 +54,9 @@ def test_a_model_learns_and_is_saved(psyche: Psyche, base: Path, optimizer: str)
     assert [event["event"] for event in told(result.out, "model_")][:2] == ["model_loading", "model_loaded"]
     assert [event["total_tokens"] for event in told(result.out, "step_figures")] == [step * 8 * 16 for step in range(1, 13)]
     assert [event["run_id"] for event in told(result.out, "run_described")] == ["alone"]
+    assert [(event["step"], event["accepted"]) for event in told(result.out, "step_applied")] == [
+        (step, 1) for step in range(1, 13)
+    ]
     losses = {int(str(event["step"])): float(str(event["loss"])) for event in told(result.out, "validated")}
     assert list(losses) == [0, 3, 8, 12], "what is not applied yet is not measured"
     assert losses[12] < losses[0] - 0.5
@@ -69,6 +72,8 @@ def test_members_share_each_round(psyche: Psyche, base: Path) -> None:
     assert [result.code for result in results] == [0, 0]
     tokens = [[event["tokens"] for event in told(result.out, "step_trained")] for result in results]
     assert tokens == [[8 * 16] * 4] * 2
+    assert [event["trained"] for event in told(results[1].out, "step_applied")] == [3] * 4
+    assert [event["total_steps"] for event in told(results[1].out, "run_described")] == [4], "what --steps says, not the run file"
 
 
 def test_statistics_of_the_optimizer_are_told_and_change_nothing(psyche: Psyche, base: Path) -> None:

@@ -21,6 +21,7 @@ from psyche_core.telemetry.events import (
     PhaseChanged,
     Problem,
     Resynced,
+    RunDescribed,
     ShareChecked,
     Started,
     StepApplied,
@@ -117,6 +118,32 @@ def one_member(*, lost: int, ours: bool | None, rounds: int = 60) -> RunMetrics:
         applied = StepApplied(0, step, 2 if short else 3, 3, 0.1, ("a1b2c3d4",) if short else (), ours if short else None)
         metrics.handle("here", 1.0 + step, applied)
     return metrics
+
+
+def test_a_program_without_coordinator_shows_its_steps() -> None:
+    """As `psyche train-local`: its panel said "starting …" to the end, and complained of steps that were not applied."""
+    metrics = RunMetrics(run_id="alone", of_member=True)
+    assert "starting …" in drawn(metrics)
+    metrics.handle("here", 0.0, described(total_steps=3))
+    assert "starting …" in drawn(metrics)
+    for step in (1, 2, 3):
+        if step > 2:
+            metrics.handle("here", 2.0 * step, StepApplied(0, step - 2, 1, 1, 0.1))
+        metrics.handle("here", 2.0 * step, StepTrained(0, step, 5.0 - step, 3000, 1.0, 500))
+    text = drawn(metrics)
+    assert "training  step 1/3" in text
+    assert "starting" not in text
+    for step in (2, 3):
+        metrics.handle("here", 7.0, StepApplied(0, step, 1, 1, 0.1))
+    metrics.handle("here", 7.0, EpochDigest(0, 3, "abcd" * 16))
+    metrics.handle("here", 7.0, Ended("trained 3 steps", success=True))
+    text = drawn(metrics)
+    assert "ended  step 3/3" in text
+    assert "without applying" not in text
+
+
+def described(*, total_steps: int) -> RunDescribed:
+    return RunDescribed("alone", "a model", "HfLlama", "AdamW", total_steps, 16, 8, 8, 0)
 
 
 def test_lost_rounds_are_one_line_of_a_member_s_panel_however_many_they_are() -> None:
