@@ -36,7 +36,7 @@ LEAVE_SECONDS = 60.0
 def run_file(task: tasks.Task) -> dict[str, Any]:
     """The example's run with this task: its settings of DisTrO and of rounds, but the task's rate, batch, model and data.
 
-    A result of SparseLoCo is of `inner_steps` batches, so the run has so many times fewer results, of shares that are so many times
+    A result of SparseLoCo is of `inner_steps` batches: the run has so many times fewer results, and shares are so many times
     larger and have so many times longer.
     """
     state = tomllib.loads(EXAMPLE.read_text())
