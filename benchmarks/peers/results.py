@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
+from benchmarks.peers.systems import SYSTEMS
+
 
 class Results:
     """The file of a measurement. Its first line says with what it was measured; other settings need another file.
@@ -41,6 +43,10 @@ class Results:
             return
         if lines[0].get("setting") != json.loads(json.dumps(dict(setting))):
             message = f"{file} was measured with other settings; choose another --out, or delete it"
+            raise SystemExit(message)
+        unknown = sorted({line["key"].split("/")[0] for line in lines[1:]} - set(SYSTEMS))
+        if unknown:
+            message = f"{file} has cells of {', '.join(unknown)}, which this version does not measure; choose another --out"
             raise SystemExit(message)
         self.cells = {line["key"]: line for line in lines[1:]}
         self._mend()

@@ -211,11 +211,14 @@ def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
         stream.write('{"key": "half')  # killed while it wrote
     with Results(file, setting) as again:
         assert again.cells == {"ddp/10/train/1": {"key": "ddp/10/train/1", "step_s": 2.0}}
-        again.add({"key": "next"})
+        again.add({"key": "fsdp/10/train/1"})
     with Results(file, setting) as third:
-        assert list(third.cells) == ["ddp/10/train/1", "next"]
+        assert list(third.cells) == ["ddp/10/train/1", "fsdp/10/train/1"]
+        third.add({"key": "of-yesterday/10/train/1"})
     with pytest.raises(SystemExit, match="other settings"):
         Results(file, {"steps": 6})
+    with pytest.raises(SystemExit, match="has cells of of-yesterday, which this version does not measure"):
+        Results(file, setting)
 
 
 def test_a_peer_that_cannot_be_installed_is_a_row_that_says_why(tmp_path: Path) -> None:
