@@ -54,7 +54,7 @@ class InnerAdamW:
         Raises NonFiniteError, and then changes nothing.
         """
         gradients = [
-            torch.zeros_like(drift) if gradient is None else gradient.detach().reshape(-1).to(torch.float32)
+            torch.zeros_like(drift) if gradient is None else _flat(gradient)
             for drift, gradient in zip(self._drift, (parameters[name].grad for name in self._names), strict=True)
         ]
         scale = self._scale(gradients)
@@ -91,6 +91,11 @@ class InnerAdamW:
             raise NonFiniteError(message)
 
         return scale
+
+
+def _flat(gradient: Tensor) -> Tensor:
+    """A gradient as float32 values that lie one after another. The fused step reads them so, whatever their strides are."""
+    return gradient.detach().reshape(-1).to(torch.float32).contiguous()
 
 
 def _norm(values: Tensor) -> float:

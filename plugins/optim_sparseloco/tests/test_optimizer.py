@@ -76,6 +76,32 @@ def test_local_weights_are_those_of_torch_s_adamw() -> None:
         torch.testing.assert_close(error + sent[name], moved, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("kind", ["every second", "column", "one for all", "transposed", "bfloat16"])
+def test_a_gradient_may_lie_in_memory_in_any_way(kind: str, clip: float | None) -> None:
+    """torch's fused AdamW reads a gradient as if its values lay one after another, past its memory's end if need be."""
+    rng = torch.Generator().manual_seed(5)
+    gradients = {
+        "every second": torch.randn(60, generator=rng)[::2],
+        "column": torch.randn((30, 3), generator=rng)[:, 1],
+        "one for all": torch.randn(1, generator=rng).expand(30),
+        "bfloat16": torch.randn(30, generator=rng).to(torch.bfloat16),
+        "transposed": torch.randn((40, 6), generator=rng).T,
+    }
+    name, gradient = ("lm_head" if kind == "transposed" else "norm"), gradients[kind]
+    found = []
+    for given in (gradient, gradient.to(torch.float32).clone(memory_format=torch.contiguous_format)):
+        model, optimizer = member(clip_grad_norm=clip)
+        optimizer.load_lookahead(learning_rate=RATE)
+        if kind == "bfloat16":
+            model.parameters[name].data = model.parameters[name].data.to(given.dtype)
+        model.parameters[name].grad = given
+        optimizer.inner_step(learning_rate=RATE)
+        found.append(optimizer._inner.first.clone())
+    assert torch.equal(found[0], found[1])
+    assert bool(found[0].any())
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "not contiguous"])
 def test_local_weights_of_other_kinds_are_rounded_once(kind: str) -> None:
     """Results that are not applied are subtracted before the weights are rounded, and weights may lie in any order."""
