@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from psyche_core.errors import ModelError
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import check_private_state, replace_parameters
@@ -36,6 +37,8 @@ from psyche_optim_sparseloco.mean import means
 from psyche_optim_sparseloco.quantizer import SMALLEST_SENT, UNIT, quantize
 from psyche_optim_sparseloco.settings import SparseLoCoSettings
 from psyche_optim_sparseloco.top_k import select
+
+_NOT_NEGATIVE = ("second.", "steps")
 
 
 @dataclass(slots=True, eq=False)
@@ -182,9 +185,14 @@ class SparseLoCo(Optimizer):
 
     @torch.no_grad()
     def load_private_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore error and moments. Raises ModelError for other names or shapes, or values that are not finite."""
+        """Restore error and moments. Raises ModelError for other names or shapes, and for values that they cannot have."""
         own = self.private_state()
         check_private_state(state, own)
+        below = [name for name in own if name.startswith(_NOT_NEGATIVE) and bool((state[name] < 0).any())]
+        if below:
+            message = f"{below[0]} of an optimizer's state holds values below zero"
+            raise ModelError(message)
+
         for name, tensor in own.items():
             tensor.copy_(state[name])
         self._inner.steps = round(float(state["steps"][0]))

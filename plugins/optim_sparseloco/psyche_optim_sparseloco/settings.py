@@ -24,8 +24,9 @@ class SparseLoCoSettings(BaseModel):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(gt=0, lt=1)]] = (0.9, 0.95)
     """Decays of AdamW's moments per inner step. A member keeps its moments from share to share."""
 
-    eps: float = Field(default=1e-8, gt=0)
-    """Added to the root of AdamW's second moment."""
+    eps: float = Field(default=1e-8, ge=1e-30)
+    """Added to the root of AdamW's second moment. In float32, where less than 1e-30 is nearly nothing, a gradient of zeros would
+    be divided by zero."""
 
     clip_grad_norm: float | None = Field(default=None, ge=0)
     """Largest global L2 norm of an inner step's gradient; larger ones are scaled down to it. None or 0: no clipping."""

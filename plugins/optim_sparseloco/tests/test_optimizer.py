@@ -12,11 +12,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from psyche_core.errors import PayloadRejected
+from psyche_core.errors import ModelError, PayloadRejected
 from psyche_core.testing.optimizer import digest
 from psyche_core.testing.toy_model import ToyModel, toy_samples
 from psyche_core.types import MAX_CLIENTS
 from psyche_optim_sparseloco import codec
+from psyche_optim_sparseloco.inner_adamw import _norm
 from psyche_optim_sparseloco.layout import build_layout
 from psyche_optim_sparseloco.mean import means
 from psyche_optim_sparseloco.optimizer import SparseLoCo
@@ -74,6 +75,41 @@ def test_local_weights_are_those_of_torch_s_adamw() -> None:
     for name, error in optimizer.momentum.items():
         moved = (start[name] - twin.parameters[name].detach()) / RATE
         torch.testing.assert_close(error + sent[name], moved, rtol=1e-4, atol=1e-4)
+
+
+def test_the_norm_of_a_large_gradient_is_that_of_all_its_values() -> None:
+    """float32 alone stops adding when a sum is large: ones have half of their norm then."""
+    ones = torch.ones(1).expand(40_000_001)
+    assert _norm(ones) == pytest.approx(math.sqrt(40_000_001), rel=1e-6)
+    assert _norm(torch.full((9_000,), 1e25)) == pytest.approx(1e25 * math.sqrt(9_000), rel=1e-6)
+    assert math.isnan(_norm(torch.tensor([1.0, math.nan])))
+
+
+def test_a_gradient_is_as_it_was_after_a_step() -> None:
+    """One under two names was scaled twice."""
+    model, optimizer = member(clip_grad_norm=0.1)
+    model.gradients(toy_samples(0), micro_batch_size=1)
+    before = {name: parameter.grad.clone() for name, parameter in model.parameters.items() if parameter.grad is not None}
+    assert len(before) == len(SHAPES)
+    optimizer.load_lookahead(learning_rate=RATE)
+    optimizer.inner_step(learning_rate=RATE)
+    optimizer.compress(1, learning_rate=RATE)
+    for name, gradient in before.items():
+        now = model.parameters[name].grad
+        assert now is not None
+        assert torch.equal(now, gradient)
+
+
+@pytest.mark.parametrize(("name", "value"), [("steps", -1.0), ("second.norm", -1e-3)])
+def test_a_saved_state_with_impossible_values_is_refused(name: str, value: float) -> None:
+    model, optimizer = member()
+    share(model, optimizer, 1)
+    state = copies(optimizer.private_state())
+    state[name].flatten()[0] = value
+    before = copies(optimizer.private_state())
+    with pytest.raises(ModelError, match=f"{name} of an optimizer's state holds values below zero"):
+        optimizer.load_private_state(state)
+    assert all(torch.equal(tensor, before[each]) for each, tensor in optimizer.private_state().items())
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
