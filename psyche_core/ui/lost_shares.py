@@ -22,9 +22,9 @@ class LostShares:
     """
 
     def __init__(self) -> None:
-        self.rounds = 0
-        self.lost = 0
-        self.ours = 0
+        self.rounds: int = 0
+        self.lost: int = 0
+        self.ours: int = 0
         self._last: StepApplied | None = None
         self._unknown = 0
         self._known: OrderedDict[tuple[int, int], None] = OrderedDict()

@@ -120,6 +120,18 @@ def test_chunks_of_any_size(chunk: int, topk: int, clipped: bool) -> None:
     assert same_bits(*found)
 
 
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("senders", [1, 3, 40])
+@pytest.mark.parametrize("shapes", [{}, {"a": (0,)}, {"a": (0, 5), "b": (3,)}])
+def test_a_model_may_have_parameters_without_elements_or_none(
+    shapes: dict[str, tuple[int, ...]], senders: int, clipped: bool
+) -> None:
+    layout = build_layout(shapes, chunk=16, topk=3)
+    payloads = [payload(layout, np.random.default_rng(seed)) for seed in range(senders)]
+    found = [moved(layout, payloads, compiled=compiled, clipped=clipped) for compiled in (True, False)]
+    assert same_bits(*found)
+
+
 @given(
     st.lists(st.lists(st.integers(1, 70), min_size=1, max_size=3), min_size=1, max_size=4),
     st.integers(1, 80),

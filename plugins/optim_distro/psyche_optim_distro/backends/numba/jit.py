@@ -102,16 +102,16 @@ def _transpose(_context: Any, source: Any, at: Any, step: Any, out: Any, to: Any
     return types.void(source, at, step, out, to, apart), generate
 
 
-trailing_zeros = cast("Callable[[np.uint64], np.uint64]", intrinsic(_trailing_zeros))
+trailing_zeros: Callable[[np.uint64], np.uint64] = cast("Callable[[np.uint64], np.uint64]", intrinsic(_trailing_zeros))
 """Returns how many zero bits a uint64 ends with, 64 of 0. One or a few instructions. For compiled functions only."""
 
-word_at = cast("Callable[[np.uint64], np.uint64]", intrinsic(_word_at))
+word_at: Callable[[np.uint64], np.uint64] = cast("Callable[[np.uint64], np.uint64]", intrinsic(_word_at))
 """Returns the 64 bits at the address 8 * its argument. One byte of them has to be memory of ours; then all can be read."""
 
-prefetch = cast("Callable[[np.uint64], None]", intrinsic(_prefetch))
+prefetch: Callable[[np.uint64], None] = cast("Callable[[np.uint64], None]", intrinsic(_prefetch))
 """Has the processor load what is at the address 8 * its argument, which is needed later. Nothing happens if that is no memory."""
 
-transpose_square = cast(
+transpose_square: Callable[[NDArray[np.float32], np.uint64, np.uint64, NDArray[np.float32], np.uint64, np.uint64], None] = cast(
     "Callable[[NDArray[np.float32], np.uint64, np.uint64, NDArray[np.float32], np.uint64, np.uint64], None]",
     intrinsic(_transpose),
 )

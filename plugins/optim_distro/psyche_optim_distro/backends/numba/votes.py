@@ -66,7 +66,7 @@ class VoteTable:
         self.class_of: list[int] = layout.chunk_class[firsts].tolist()
         ranks = layout.chunk_rank[firsts]
         self.positions: list[int] = (starts[self.class_of] + ranks).tolist()
-        self.class_ends = starts.tolist()
+        self.class_ends: list[int] = starts.tolist()
         largest = max((entry.size for entry in layout.classes), default=1)
         self.place_type: type[np.unsignedinteger[Any]] = np.uint16 if 2 * largest < 2**16 else np.uint32
         self._marks = [
@@ -168,7 +168,9 @@ class LocatedPayloads:
         """Return where to begin reading each part of each group: [groups][parts]."""
         table = self._decoded[0].table
         groups = range(len(table.layout.groups))
-        wanted = np.array([[table.mark(group, table.span(group, part, parts)[0]) for part in range(parts)] for group in groups])
+        wanted = np.array(
+            [[table.mark(group, table.span(group, part, parts)[0]) for part in range(parts)] for group in groups], dtype=np.int64
+        ).reshape(-1, parts)  # a model without a parameter has no groups
         marks = np.concatenate([votes.marks for votes in self._decoded]).reshape(len(self._decoded), -1, 2)
         marks = marks[:, wanted].astype(np.int64)  # [payloads, groups, parts, 2]
         return [self._readers(table.class_of[group], marks[:, group]) for group in groups]
