@@ -36,7 +36,7 @@ def unpack_integers(data: bytes, count: int, width: int) -> NDArray[np.uint32]:
         message = "padding bits of a packed table are not zero"
         raise PayloadRejected(message)
 
-    rows = np.frombuffer(data + bytes(-len(data) % max(1, width)), dtype=np.uint8).reshape(-1, width)  # eight integers a row
+    rows = np.frombuffer(data + bytes(-len(data) % width), dtype=np.uint8).reshape(-1, width)  # eight integers a row
     values = np.empty((rows.shape[0], 8), dtype=np.uint32)
     for column in range(8):
         first, shift = divmod(column * width, 8)
